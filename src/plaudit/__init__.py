@@ -1,0 +1,24 @@
+"""Plaudit: glass-box RLHF, from human choices to an aligned language model."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_MODULES = ("ops", "types", "config", "recipes", "errors", "report")
+_STAGES = ("sft", "collect", "label", "reward", "ppo", "evaluate", "quickstart")
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import; what needs it is loaded when it is first asked for.
+    if name in _MODULES:
+        return importlib.import_module(f"plaudit.{name}")
+    if name in _STAGES:
+        return getattr(importlib.import_module("plaudit.recipes"), name)
+    raise AttributeError(f"module 'plaudit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULES, *_STAGES, "__version__"])

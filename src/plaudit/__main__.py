@@ -1,0 +1,5 @@
+import sys
+
+from plaudit.cli import main
+
+sys.exit(main())

@@ -1,0 +1,145 @@
+"""The reward model: a score that explains which answers were preferred."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from plaudit import ops
+from plaudit.learner import Loss
+from plaudit.models.network import Outputs, text_scores
+from plaudit.tokenizer import Tokenizer
+from plaudit.types import Preference, RankedAnswers, Sequences
+
+RankingLoss = Callable[[Float[Tensor, " B"], Bool[Tensor, "B B"]], Float[Tensor, " B"]]
+LOSSES: dict[str, RankingLoss] = {
+    "pairwise": ops.pairwise_ranking_loss,
+    "averaged_losers": ops.averaged_losers_loss,
+}
+
+
+def ranking_loss(kind: str) -> Loss:
+    """The learner's loss for one of ``LOSSES``: one forward pass an answer, however many pairs it stands in."""
+
+    def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+        assert isinstance(rows, RankedAnswers)
+        scores = text_scores(outputs, rows)
+        preferred = rows.preferred()
+        return LOSSES[kind](scores, preferred), {"accuracy": ops.ranking_accuracy(scores, preferred)}
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Split:
+    train: list[Preference]
+    held_out: list[Preference]
+    unusable: int
+
+
+def split(preferences: Sequence[Preference], held_out: float) -> Split:
+    """Divides preferences by prompt (by their texts, where there is no prompt), the same way on every call.
+
+    A comparison whose provenance names a split keeps it. Ties throughout, and answers that are all the same text, say
+    nothing about an order and are counted as unusable.
+    """
+    parts: tuple[list[Preference], list[Preference]] = ([], [])
+    unusable = 0
+    for p in preferences:
+        texts = {a.text for a in p.comparison.answers}
+        if len(set(p.ranks)) < 2 or len(texts) < 2:
+            unusable += 1
+            continue
+        given = p.comparison.provenance.get("split")
+        key = p.comparison.prompt or "\0".join(sorted(texts))
+        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") / 2**32
+        parts[given == "held_out" if given else share < held_out].append(p)
+    return Split(parts[0], parts[1], unusable)
+
+
+def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_length: int) -> RankedAnswers:
+    """Rows of prompt and answer, without an end token; what is longer than ``max_length`` loses its beginning."""
+    ids, masks, groups, ranks = [], [], [], []
+    for group, p in enumerate(preferences):
+        prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        for answer, rank in zip(p.comparison.answers, p.ranks, strict=True):
+            encode = tokenizer.answer_ids if prompt else tokenizer.text_ids
+            # An empty answer to no prompt has no token to read a score at; its end token stands for it.
+            row = [*prompt, *encode(answer.text)] or [tokenizer.end_ids[0]]
+            ids.append(row[-max_length:])
+            masks.append([i >= len(prompt) for i in range(len(row))][-max_length:])
+            groups.append(group)
+            ranks.append(rank)
+    return RankedAnswers.pack(ids, masks, group=torch.tensor(groups), rank=torch.tensor(ranks))
+
+
+def batches(count: Sequence[int], answers: int, seed: int, epoch: int) -> list[list[int]]:
+    """Comparisons in a shuffled order, cut into batches of about ``answers`` answers; each is used once an epoch."""
+    order = torch.randperm(len(count), generator=torch.Generator().manual_seed(seed * 1000 + epoch)).tolist()
+    made: list[list[int]] = []
+    size = answers
+    for i in order:
+        if size + count[i] > answers:
+            made.append([])
+            size = 0
+        made[-1].append(i)
+        size += count[i]
+    return made
+
+
+@dataclass(frozen=True)
+class RankingReport:
+    """How well scores explain held-out preferences."""
+
+    accuracy: float
+    low: float
+    high: float
+    pairs: int
+    comparisons: int
+    ece: float
+    calibration: list[dict[str, float]]
+
+
+def report(scores: Float[Tensor, " B"], rows: RankedAnswers) -> RankingReport:
+    """Pair accuracy with a 95 % interval over comparisons, and the calibration of σ(r_i − r_j).
+
+    The pairs of one comparison share their answers, so the interval comes from the comparisons' own accuracies where
+    there are several pairs in each (Wilson's where each has one). A tied score is wrong.
+    """
+    preferred = rows.preferred()
+    right = ops.ranking_accuracy(scores, preferred)
+    pairs = int(preferred.sum())
+    groups = torch.unique(rows.group)
+    wins = torch.stack([right[rows.group == g].sum() for g in groups])
+    totals = torch.stack([preferred[rows.group == g].sum() for g in groups]).float()
+    accuracy = float(right.sum()) / max(1, pairs)
+    if pairs == len(groups) or len(groups) < 2:
+        low, high = ops.wilson_interval(accuracy * len(groups), len(groups))
+    else:
+        # Ratio estimator: the variance of a ratio of sums over independent comparisons.
+        residual = wins - accuracy * totals
+        error = float(residual.square().sum().sqrt()) / pairs * math.sqrt(len(groups) / (len(groups) - 1))
+        low, high = max(0.0, accuracy - 1.96 * error), min(1.0, accuracy + 1.96 * error)
+    bins, ece = _calibration(scores, preferred)
+    return RankingReport(accuracy, low, high, pairs, len(groups), ece, bins)
+
+
+def _calibration(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> tuple[list[dict[str, float]], float]:
+    """Ten bins of the probability given to the likelier answer of each pair, and the expected calibration error."""
+    i, j = preferred.nonzero(as_tuple=True)
+    margin = scores[i] - scores[j]
+    confidence, right = torch.sigmoid(margin.abs()), (margin > 0).float()
+    bins, ece = [], 0.0
+    for k in range(10):
+        inside = (confidence >= 0.5 + k * 0.05) & (confidence < 0.55 + k * 0.05 + (k == 9))
+        if inside.any():
+            said, seen = float(confidence[inside].mean()), float(right[inside].mean())
+            bins.append({"confidence": said, "accuracy": seen, "pairs": int(inside.sum())})
+            ece += abs(said - seen) * float(inside.float().mean())
+    return bins, ece

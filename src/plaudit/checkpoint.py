@@ -1,0 +1,54 @@
+"""Checkpoints: safetensors and JSON, written beside their place and renamed, the newest whole one read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from plaudit.errors import RunError
+
+KEEP = 2
+
+
+def save(folder: Path, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> Path:
+    """Writes checkpoint ``step``; the two newest are kept.
+
+    Raises:
+        RunError: the disk is full or the folder cannot be written; the earlier checkpoints are untouched.
+    """
+    target = folder / f"step-{step:06d}"
+    scratch = folder / f".step-{step:06d}.tmp"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, scratch / "state.safetensors")
+        (scratch / "meta.json").write_text(json.dumps({"step": step} | meta), encoding="utf-8")
+        for file in scratch.iterdir():
+            with file.open("rb+") as opened:
+                os.fsync(opened.fileno())
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunError(f"{target}: the checkpoint could not be written ({error}); earlier checkpoints are untouched") from None
+    for old in sorted(folder.glob("step-*"))[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The newest checkpoint that can be read, or None where there is none."""
+    for candidate in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            meta = json.loads((candidate / "meta.json").read_text(encoding="utf-8"))
+            return load_file(candidate / "state.safetensors"), meta
+        except (OSError, ValueError, SafetensorError):
+            continue
+    return None

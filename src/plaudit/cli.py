@@ -1,0 +1,222 @@
+"""The commands. Each reads a TOML file and ``key=value`` overrides, runs one function of recipes, and says what it made.
+
+A user's mistake ends with one or two lines and exit status 2; ``--debug`` shows the traceback. Nothing heavy is
+imported before a command is known to be well formed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from plaudit import config as configs
+from plaudit.errors import ConfigError, PlauditError, RunError
+
+STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
+    "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
+    "sft": (configs.SFTConfig, "fine-tune a language model on demonstrations"),
+    "collect": (configs.CollectConfig, "sample k answers a prompt into a preference store"),
+    "label": (configs.LabelConfig, "label the store's comparisons (--oracle: by a programme)"),
+    "reward": (configs.RewardConfig, "train a reward model from the store"),
+    "ppo": (configs.PPOConfig, "improve a model by PPO against a reward"),
+    "evaluate": (configs.EvaluateConfig, "compare a model with its reference on held-out prompts"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit status is 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    if arguments.command is None:
+        _parser().print_help()
+        return 2
+    try:
+        arguments.run(arguments)
+        return 0
+    except PlauditError as error:
+        if arguments.debug:
+            raise
+        from plaudit.errors import Interrupted
+
+        print(f"plaudit: {error}", file=sys.stderr)
+        return 130 if isinstance(error, Interrupted) else 2
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print(f"plaudit: interrupted; {_how_to_resume(arguments)}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141
+    except Exception as error:
+        if arguments.debug or not _is_environment(error):
+            raise
+        print(f"plaudit: {_environment_message(error)}", file=sys.stderr)
+        return 2
+
+
+def _is_environment(error: Exception) -> bool:
+    return isinstance(error, OSError | MemoryError)
+
+
+def _environment_message(error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    place = getattr(error, "filename", None)
+    return f"{place + ': ' if place else ''}{reason}; --debug shows where"
+
+
+def _how_to_resume(arguments: argparse.Namespace) -> str:
+    out = getattr(arguments, "opened", None)
+    if out and (Path(out) / "config.json").exists():
+        return f"go on with `plaudit {arguments.command} --resume {out}`"
+    return "nothing was begun"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="plaudit", description="Glass-box RLHF: from human choices to an aligned language model."
+    )
+    from plaudit import __version__
+
+    parser.add_argument("--version", action="version", version=f"plaudit {__version__}")
+    parser.set_defaults(command=None, debug=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (schema, title) in STAGES.items():
+        command = _command(commands, name, title, _stage, schema)
+        command.add_argument("config", nargs="*", metavar="FILE.toml | key=value", help="a configuration and overrides")
+        command.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+        command.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+        if name == "label":
+            command.add_argument("--oracle", action="store_true", help="a programme labels, and is recorded as such")
+    report = _command(commands, "report", "make report.html from a run folder", _report)
+    report.add_argument("run_folder", metavar="RUN", help="a run folder")
+    score = _command(commands, "score", "score texts with a reward model", _score, configs.ScoreConfig)
+    score.add_argument("model", metavar="MODEL", help="a reward model's folder")
+    score.add_argument("file", metavar="FILE", help="rows with text, or prompt and response")
+    score.add_argument("config", nargs="*", metavar="key=value", help="overrides")
+    chat = _command(commands, "chat", "talk to a model", _chat, configs.ChatConfig)
+    chat.add_argument("model", metavar="MODEL", help="smollm2, a folder or a hub id")
+    chat.add_argument("config", nargs="*", metavar="key=value", help="overrides")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, title: str, run: Callable[..., None], schema: type[configs.Frozen] | None = None
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=title,
+        description=title[0].upper() + title[1:] + ".",
+        epilog=_keys(schema) if schema else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    command.set_defaults(run=run)
+    return command
+
+
+def _keys(schema: type[configs.Frozen]) -> str:
+    lines = ["keys:"]
+    for name, kind, default, text in configs.leaves(schema):
+        lines += [f"  {name} = {json.dumps(default)}  ({kind})", f"      {text}"]
+    return "\n".join(lines)
+
+
+def _read(schema: type[configs.C], words: Sequence[str]) -> configs.C:
+    """The configuration that a command line's words describe: at most one TOML file, and overrides.
+
+    Raises:
+        ConfigError: a word is neither, or there are two files.
+    """
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise ConfigError(f"one configuration file at most, not {len(files)}: {', '.join(files)}")
+    return configs.read(schema, files[0] if files else None, [word for word in words if "=" in word])
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    schema, _ = STAGES[arguments.command]
+    if arguments.resume:
+        config = _resumed(schema, arguments)
+    else:
+        config = _read(schema, arguments.config)
+    if arguments.dry_run:
+        print(json.dumps(configs.dump(config), indent=2))
+        return
+    if arguments.command == "label" and not (arguments.oracle or arguments.resume):
+        raise ConfigError("who labels? Use --oracle for the programme that stands in for a person")
+    arguments.opened = config.out
+    from plaudit import recipes
+
+    before = bool(arguments.resume)
+    summary = getattr(recipes, arguments.command)(config, resume=before)
+    if arguments.command != "quickstart":
+        _say_summary(config.out, summary)
+
+
+def _resumed(schema: type[configs.RunConfig], arguments: argparse.Namespace) -> configs.RunConfig:
+    """The configuration of the run to go on with, from its folder.
+
+    Raises:
+        ConfigError: overrides were given, which a run in progress does not take.
+        RunError: the folder holds no run of this command.
+    """
+    folder = Path(arguments.resume)
+    if arguments.config:
+        raise ConfigError("--resume takes the run's own configuration; start a new run to change it")
+    try:
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        command = stored.pop("command")
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no run to resume (no config.json there)") from None
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RunError(f"{folder}/config.json: cannot be read: {error}") from None
+    if command != arguments.command:
+        raise RunError(f"{folder}: was made by `plaudit {command}`; resume it with that command")
+    return configs.build(schema, stored | {"out": str(folder)}, f"{folder}/config.json")
+
+
+def _say_summary(out: str, summary: dict[str, Any]) -> None:
+    from plaudit.progress import say
+
+    for name, value in summary.items():
+        if not isinstance(value, dict | list):
+            say(f"  {name:28} {value:.4g}" if isinstance(value, float) else f"  {name:28} {value}")
+    say(f"run folder: {out}")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from plaudit.report import write_report
+
+    print(write_report(arguments.run_folder))
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    config = _read(configs.ScoreConfig, arguments.config)
+    from plaudit.recipes import score
+
+    lines = [json.dumps(row, ensure_ascii=False) for row in score(arguments.model, arguments.file, config)]
+    if not config.out:
+        print("\n".join(lines))
+        return
+    try:
+        Path(config.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{config.out}: cannot be written ({error.strerror})") from None
+    print(f"{len(lines)} scores: {config.out}")
+
+
+def _chat(arguments: argparse.Namespace) -> None:
+    config = _read(configs.ChatConfig, arguments.config)
+    from plaudit.recipes import Chat
+
+    chat = Chat(arguments.model, config)
+    while True:
+        try:
+            line = input("you: " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        if line.strip():
+            print(chat.answer(line))

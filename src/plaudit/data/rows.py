@@ -1,0 +1,159 @@
+"""What each stage reads: demonstrations, prompts and human judgements, from a file or from the reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit.data import files, reviews
+from plaudit.errors import DataError
+from plaudit.tokenizer import Tokenizer
+from plaudit.types import Answer, Comparison, Demonstrations, Prompt
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many rows were changed or left out on the way, for the log."""
+
+    rows: int
+    cut: int = 0
+    dropped: int = 0
+
+
+def demonstrations(source: str, tokenizer: Tokenizer, *, limit: int, max_length: int) -> tuple[Demonstrations, Counted]:
+    """SFT rows: texts (all but the first token supervised) or prompts with completions (the completion supervised).
+
+    Exactly one end token closes each row, and is supervised. A row cut at ``max_length`` has no end token; a row
+    without a supervised token is dropped. Both are counted.
+
+    Raises:
+        DataError: a row is malformed, or none is left.
+    """
+    end = tokenizer.end_ids[0]
+    ids: list[list[int]] = []
+    masks: list[list[bool]] = []
+    cut = dropped = 0
+    for where, row in _demonstration_rows(source):
+        if limit and len(ids) + dropped >= limit:
+            break
+        if "completion" in row or "prompt" in row:
+            prompt = tokenizer.text_ids(files.text_column(where, row, "prompt", allow_empty=True))
+            answer = tokenizer.answer_ids(files.text_column(where, row, "completion", allow_empty=True))
+        elif "messages" in row:
+            prompt, answer = _conversation(where, row["messages"], tokenizer)
+        else:
+            prompt, answer = [], tokenizer.text_ids(files.text_column(where, row, "text"))
+        tokens = [*prompt, *answer, end]
+        supervised = [False] * len(prompt) + [True] * (len(tokens) - len(prompt))
+        supervised[0] = False
+        cut += len(tokens) > max_length
+        tokens, supervised = tokens[:max_length], supervised[:max_length]
+        if any(supervised):
+            ids.append(tokens)
+            masks.append(supervised)
+        else:
+            dropped += 1
+    if not ids:
+        raise DataError(f"{source}: no row has a token to learn from within max_length={max_length}; raise max_length")
+    return Demonstrations.pack(ids, masks), Counted(len(ids), cut, dropped)
+
+
+def _demonstration_rows(source: str):
+    if source.startswith("reviews/"):
+        part = source.removeprefix("reviews/")
+        if part != "sft":
+            raise DataError(f"{source}: for demonstrations there is reviews/sft")
+        return ((f"{source}, row {i}", {"text": r.text}) for i, r in enumerate(reviews.sentences("train"), 1))
+    return files.rows(source)
+
+
+def _messages(where: str, value: Any) -> list[dict[str, str]]:
+    good = isinstance(value, list) and value and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )
+    if not good:
+        raise DataError(f"{where}: column 'messages' should be a list of objects with role and content, found {str(value)[:80]!r}")
+    return value
+
+
+def _conversation(where: str, value: Any, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    messages = _messages(where, value)
+    if messages[-1]["role"] != "assistant":
+        raise DataError(f"{where}: the last message should be the assistant's, found {messages[-1]['role']!r}")
+    prompt = tokenizer.chat_prompt(messages[:-1])
+    return list(prompt.ids), tokenizer.answer_ids(messages[-1]["content"])
+
+
+def prompts(
+    source: str, tokenizer: Tokenizer, *, limit: int = 0, max_tokens: int = 0, long: str = "error"
+) -> tuple[list[Prompt], Counted]:
+    """Prompts from a column ``prompt`` (text or messages) or ``messages``; other columns go along.
+
+    Raises:
+        DataError: a row is malformed or empty, there is none, or one is longer than ``max_tokens`` while ``long`` is
+            "error" (with "keep_end" its end is kept, and it is counted).
+    """
+    found: list[Prompt] = []
+    cut = 0
+    for where, row in _prompt_rows(source):
+        if limit and len(found) == limit:
+            break
+        column = "messages" if "messages" in row else "prompt"
+        columns = {k: v for k, v in row.items() if k != column}
+        if column == "messages" or isinstance(row.get(column), list):
+            prompt = tokenizer.chat_prompt(_messages(where, row[column]), columns)
+        else:
+            prompt = tokenizer.prompt(files.text_column(where, row, column), columns)
+        if max_tokens and len(prompt.ids) > max_tokens:
+            if long == "error":
+                raise DataError(
+                    f"{where}: the prompt has {len(prompt.ids)} tokens, the limit is {max_tokens}; "
+                    "raise max_prompt_tokens, or set long_prompts=keep_end"
+                )
+            ids = prompt.ids[-max_tokens:]
+            prompt, cut = Prompt(tokenizer.decode(ids), ids, columns), cut + 1
+        found.append(prompt)
+    return found, Counted(len(found), cut)
+
+
+TINY_PROMPTS = tuple(
+    f"{quality} {thing}"
+    for quality in ("the", "one", "two", "old", "new", "red", "blue", "warm", "cold", "slow")
+    for thing in ("day", "sea", "tree", "bird", "road")
+)
+
+
+def _prompt_rows(source: str):
+    if source == "tiny/prompts":
+        return ((f"{source}, row {i}", {"prompt": text}) for i, text in enumerate(TINY_PROMPTS, 1))
+    if source.startswith("reviews/"):
+        part = source.removeprefix("reviews/")
+        if part not in ("prompts", "evaluation", "validation"):
+            raise DataError(f"{source}: for prompts there are reviews/prompts, reviews/evaluation and reviews/validation")
+        return ((f"{source}, row {i}", {"prompt": text}) for i, text in enumerate(reviews.openings(part), 1))
+    return files.rows(source)
+
+
+def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
+    """Ready-made human judgements: reviews/comparisons, or rows of prompt, chosen and rejected.
+
+    Raises:
+        DataError: a row lacks a column, or its two answers are the same.
+    """
+    if source.startswith("reviews/"):
+        parts: dict[str, Callable[[], list]] = {
+            "comparisons": lambda: reviews.comparisons("train") + reviews.comparisons("held_out")
+        }
+        part = source.removeprefix("reviews/")
+        if part not in parts:
+            raise DataError(f"{source}: for judgements there is reviews/comparisons")
+        return parts[part]()
+    made = []
+    for where, row in files.rows(source):
+        prompt = files.text_column(where, row, "prompt", allow_empty=True) if "prompt" in row else ""
+        chosen, rejected = files.text_column(where, row, "chosen"), files.text_column(where, row, "rejected")
+        if chosen == rejected:
+            raise DataError(f"{where}: chosen and rejected are the same text; nothing was preferred")
+        made.append((Comparison(0, prompt, (Answer(chosen), Answer(rejected)), {"source": source}), (0, 1)))
+    return made

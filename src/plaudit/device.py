@@ -1,0 +1,40 @@
+"""The device a run uses, and how much memory its process has taken."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from plaudit.errors import ConfigError
+
+
+def pick(name: str) -> torch.device:
+    """The device of that name; ``auto`` is a GPU where there is one (CUDA, then Apple's MPS), else the CPU.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigError(f"device={name}: not available here; use auto or cpu") from None
+    return device
+
+
+def peak_rss_mib() -> int:
+    """The largest resident memory this process has had, in MiB."""
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process(os.getpid()).memory_info().peak_wset // 2**20
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // 2**20 if sys.platform == "darwin" else peak // 2**10

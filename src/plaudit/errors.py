@@ -1,0 +1,25 @@
+"""The errors a user can cause. Everything here is printed as one or two lines, without a traceback, exit status 2."""
+
+
+class PlauditError(Exception):
+    """A user's mistake or an outside failure: what is wrong, where, and what to do about it."""
+
+
+class ConfigError(PlauditError):
+    """A configuration that cannot be: unknown key, value out of range, impossible combination."""
+
+
+class DataError(PlauditError):
+    """A file that is missing, empty or malformed; the message names file, row and what was expected."""
+
+
+class ModelError(PlauditError):
+    """A model folder that lacks something: weights, a reward head, a chat template."""
+
+
+class RunError(PlauditError):
+    """A run folder that cannot be written, is in use already, or cannot be resumed."""
+
+
+class Interrupted(PlauditError):
+    """Ctrl-C: what is done is saved; the message says how to go on."""

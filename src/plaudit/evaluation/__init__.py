@@ -1,0 +1,1 @@
+"""Judges that stand outside training, and what they make of a model."""

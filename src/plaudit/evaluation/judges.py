@@ -1,0 +1,76 @@
+"""Judges of film sentences: what share of people would call a text favourable?
+
+The oracle stands in for a person when answers are labelled; the gold judges only ever look at finished answers. They
+read disjoint texts: the oracle one half of the IMDB reviews, gold the other half and critics' sentences kept apart.
+Left out: any judge that is a language model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from plaudit.data import reviews
+from plaudit.errors import DataError
+from plaudit.types import Comparison
+
+#: texts -> one number a text
+Judge = Callable[[Sequence[str]], list[float]]
+
+
+def _classifier(rated: Sequence[reviews.Rated]) -> Judge:
+    """TF-IDF over words and pairs of words, with logistic regression: the probability of a favourable verdict."""
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+    except ImportError:
+        raise DataError('this judge needs scikit-learn; run `pip install "plaudit[quickstart]"`') from None
+    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    model = make_pipeline(words, LogisticRegression(C=10.0, max_iter=300, solver="liblinear"))
+    model.fit([r.text for r in rated], [r.favourable for r in rated])
+    return lambda texts: model.predict_proba(list(texts))[:, 1].tolist() if len(texts) else []
+
+
+@functools.cache
+def oracle_judge() -> Judge:
+    """The stand-in for a person: trained on the first half of the IMDB reviews."""
+    return _classifier(reviews.reviews(0))
+
+
+@functools.cache
+def gold_judge() -> Judge:
+    """The judge nobody trains against: the other half of IMDB, and the critics' sentences kept for it."""
+    return _classifier(reviews.reviews(1) + reviews.sentences("gold"))
+
+
+def gold_accuracy() -> float:
+    """Share of unseen critics' sentences (the reward model's held-out ones) that the gold judge calls as people did."""
+    unseen = reviews.sentences("held_out")
+    said = gold_judge()([r.text for r in unseen])
+    return sum((p > 0.5) == r.favourable for p, r in zip(said, unseen, strict=True)) / len(unseen)
+
+
+@functools.cache
+def vader_judge() -> Judge:
+    """VADER's compound sentiment, −1 to 1 (Hutto & Gilbert 2014)."""
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError:
+        raise DataError('this judge needs vaderSentiment; run `pip install "plaudit[quickstart]"`') from None
+    analyser = SentimentIntensityAnalyzer()
+    return lambda texts: [analyser.polarity_scores(text)["compound"] for text in texts]
+
+
+class Oracle:
+    """A programme in a person's place, and named as one: it ranks answers by the oracle judge."""
+
+    name = "oracle"
+
+    def label(self, comparisons: Sequence[Comparison]) -> list[tuple[int, ...]]:
+        judge = oracle_judge()
+        labels = []
+        for comparison in comparisons:
+            said = judge([f"{comparison.prompt}{answer.text}" for answer in comparison.answers])
+            labels.append(tuple(sum(other > mine for other in said) for mine in said))
+        return labels

@@ -1,0 +1,1 @@
+"""Language models, heads and the ways in which four roles share weights."""

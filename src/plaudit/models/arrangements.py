@@ -1,0 +1,192 @@
+"""Arrangements: how actor, critic, reference and reward model share weights.
+
+``separate``: four whole models. ``shared_trunk``: the critic is a scalar head on the actor's trunk, updated with it.
+``frozen_trunk``: all roles share the frozen lower blocks, whose output is computed once a rollout (by the engine, while
+it generates) and reused by every role and every epoch; each role owns its top blocks. With equal weights all three
+give the same numbers before the first update. The algorithm sees roles and learners only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from plaudit.config import ArrangementConfig
+from plaudit.errors import ModelError
+from plaudit.models.network import LanguageHead, Network, scalar_head
+from plaudit.models.stack import Stack, Trunk, UpperStack, WholeStack, blocks_of, own_blocks
+from plaudit.types import Sequences
+
+S = TypeVar("S", bound=Sequences)
+
+
+@dataclass(frozen=True)
+class RewardParts:
+    """A loaded reward model: its decoder and its scalar head."""
+
+    base: PreTrainedModel
+    head: nn.Linear
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The networks of the four roles, and what they share.
+
+    ``reward`` is None where a function scores. ``joint``: actor and critic are one network with one optimizer.
+    ``record`` is the module whose output an engine may record as features; ``prepare`` fills features that are missing.
+    """
+
+    actor: Network
+    critic: Network
+    reference: Network
+    reward: Network | None
+    prepare: Callable[[S], S]
+    record: nn.Module | None
+    joint: bool
+
+
+def arrange(model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str) -> Arrangement:
+    """Builds the roles on ``model``, which becomes the actor.
+
+    Raises:
+        ModelError: the roles cannot share a trunk because their lower blocks differ, or a role has nothing to start from.
+    """
+    if critic_from == "auto":
+        critic_from = "reward" if reward else "actor"
+    if critic_from == "reward" and reward is None:
+        raise ModelError("critic_from=reward needs a reward model, but a function scores; use critic_from=actor")
+    if config.kind == "frozen_trunk":
+        return _frozen_trunk(model, reward, config.blocks, critic_from)
+    whole = _shared_trunk if config.kind == "shared_trunk" else _separate
+    return whole(model, reward, critic_from)
+
+
+def _separate(model: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> Arrangement:
+    reference = _frozen_copy(model)
+    start, head = _critic_start(model.base_model, reward, critic_from)
+    critic = Network(WholeStack(copy.deepcopy(start)), scalar=head)
+    critic.requires_grad_(True)
+    actor = Network(WholeStack(model.base_model), LanguageHead(model))
+    actor.requires_grad_(True)
+    return Arrangement(actor, critic, reference, _whole_reward(reward), lambda rows: rows, None, joint=False)
+
+
+def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> Arrangement:
+    reference = _frozen_copy(model)
+    # A head trained on another trunk means nothing on this one, so the critic starts at zero whatever critic_from says.
+    head = scalar_head(torch.zeros(1, model.config.hidden_size))
+    both = Network(WholeStack(model.base_model), LanguageHead(model), head)
+    both.requires_grad_(True)
+    return Arrangement(both, both, reference, _whole_reward(reward), lambda rows: rows, None, joint=True)
+
+
+def _frozen_trunk(model: PreTrainedModel, reward: RewardParts | None, blocks: int, critic_from: str) -> Arrangement:
+    base = model.base_model
+    trunk = Trunk(base, blocks)
+    if reward is not None and shared_depth(base, reward.base) < len(blocks_of(base)[1]) - blocks:
+        raise ModelError(
+            f"frozen_trunk: actor and reward model differ below the top {blocks} blocks, so they share no trunk; train both "
+            f"with train_blocks={blocks} from one model, or use arrangement.kind=separate"
+        )
+    model.requires_grad_(False)
+    language = LanguageHead(model)
+    reference = Network(_upper(base, own_blocks(base, blocks), blocks), language)
+    start, head = _critic_start(base, reward, critic_from)
+    critic = Network(_upper(base, own_blocks(start, blocks), blocks), scalar=head)
+    scorer = Network(_upper(base, reward.base, blocks), scalar=reward.head) if reward else None
+    actor = Network(UpperStack(base, blocks), language)
+    for network in (reference, scorer):
+        if network is not None:
+            network.requires_grad_(False)
+    for network in (actor, critic):
+        network.requires_grad_(False)
+        blocks_of(network.stack.base)[1].requires_grad_(True)
+    head.requires_grad_(True)
+    return Arrangement(actor, critic, reference, scorer, trunk.prepare, trunk.last, joint=False)
+
+
+def _upper(base: PreTrainedModel, other: PreTrainedModel, blocks: int) -> UpperStack:
+    """The top of ``other``, holding on to ``base``'s modules wherever they are equal: the rest can be freed."""
+    stack = UpperStack(other, blocks)
+    name, _ = blocks_of(stack.base)
+    for child, module in base.named_children():
+        mine = getattr(stack.base, child)
+        if child != name and mine is not module and _equal(module, mine):
+            setattr(stack.base, child, module)
+    return stack
+
+
+def _frozen_copy(model: PreTrainedModel) -> Network:
+    clone = copy.deepcopy(model)
+    clone.requires_grad_(False)
+    return Network(WholeStack(clone.base_model), LanguageHead(clone))
+
+
+def _whole_reward(reward: RewardParts | None) -> Network | None:
+    if reward is None:
+        return None
+    network = Network(WholeStack(reward.base), scalar=reward.head)
+    network.requires_grad_(False)
+    return network
+
+
+def _critic_start(base: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> tuple[PreTrainedModel, nn.Linear]:
+    """A decoder and a head of its own: the reward model's, or the actor's with a zero head."""
+    if critic_from == "reward" and reward is not None:
+        return reward.base, scalar_head(reward.head.weight.detach(), -reward.head.bias.item())
+    weight = torch.zeros(1, base.config.hidden_size, device=next(base.parameters()).device)
+    return base, scalar_head(weight)
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    mine, other = a.state_dict(), b.state_dict()
+    return mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
+
+
+def shared_depth(a: PreTrainedModel, b: PreTrainedModel) -> int:
+    """How many of their lowest blocks two decoders have in common; 0 if already the embeddings differ."""
+    name, blocks = blocks_of(a)
+    if type(a) is not type(b) or len(blocks) != len(blocks_of(b)[1]):
+        return 0
+    for child, module in a.named_children():
+        other = getattr(b, child)
+        if child != name and isinstance(module, nn.Embedding) and not _equal(module, other):
+            return 0
+    depth = 0
+    for mine, theirs in zip(blocks, blocks_of(b)[1], strict=True):
+        if not _equal(mine, theirs):
+            break
+        depth += 1
+    return depth
+
+
+def read_together(models: list[PreTrainedModel]) -> tuple[list[Stack], Callable[[PreTrainedModel], nn.Module | None]]:
+    """Stacks that read the same rows, over one trunk where all the models' lower blocks are equal.
+
+    The second result says, for each model, the module whose output an engine has to record for these stacks.
+    """
+    first = models[0]
+    total = len(blocks_of(first)[1])
+    depth = min(shared_depth(first, other) for other in models[1:]) if len(models) > 1 else 0
+    if depth == 0:
+        return [WholeStack(m) for m in models], lambda _model: None
+    upper = max(1, total - depth)
+    return [_upper(first, m, upper) for m in models], lambda model: blocks_of(model)[1][total - upper - 1]
+
+
+def trainable_top(base: PreTrainedModel, blocks: int) -> tuple[Stack, Trunk | None]:
+    """A stack that trains the top ``blocks`` blocks over a frozen trunk, or all weights where ``blocks`` is 0."""
+    if not blocks:
+        base.requires_grad_(True)
+        return WholeStack(base), None
+    trunk = Trunk(base, blocks)
+    base.requires_grad_(False)
+    stack = UpperStack(base, blocks)
+    blocks_of(stack.base)[1].requires_grad_(True)
+    return stack, trunk

@@ -1,0 +1,107 @@
+"""A network is a stack with heads. Its outputs are read through three functions that know the alignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from plaudit import ops
+from plaudit.models.stack import Stack
+from plaudit.types import Sequences
+
+
+class LanguageHead(nn.Module):
+    """Hidden states to logits, with the scaling or soft cap that some families apply after the output layer."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.linear = model.get_output_embeddings()
+        config = model.config
+        self.scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        self.soft_cap = getattr(config, "final_logit_softcapping", None)
+
+    def forward(self, hidden: Float[Tensor, "*n H"]) -> Float[Tensor, "*n V"]:
+        logits = self.linear(hidden)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return self.soft_cap * torch.tanh(logits / self.soft_cap) if self.soft_cap else logits
+
+
+def scalar_head(weight: Float[Tensor, "1 H"], shift: float = 0.0) -> nn.Linear:
+    """One linear unit, score = weight · hidden − shift, with its own copy of the weight."""
+    head = nn.Linear(weight.shape[1], 1)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.fill_(-shift)
+    return head.to(weight.device)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a network made of some rows: final hidden states (B, S, H); the heads are applied on demand."""
+
+    hidden: Float[Tensor, "B S H"]
+    network: Network
+
+
+class Network(nn.Module):
+    """A stack with a language head, a scalar head, or both. Dropout is never active: it stays in evaluation mode."""
+
+    def __init__(self, stack: Stack, language: LanguageHead | None = None, scalar: nn.Linear | None = None):
+        super().__init__()
+        self.stack, self.language, self.scalar = stack, language, scalar
+        self.eval()
+
+    def forward(self, rows: Sequences) -> Outputs:
+        return Outputs(self.stack(rows), self)
+
+
+def token_policy(
+    outputs: Outputs, rows: Sequences, temperature: float = 1.0
+) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S"]]:
+    """log π(tok_s | tok_<s) and the entropy of π(· | tok_<s) at ``temperature``, 0 outside the mask.
+
+    Logits exist only for the masked positions. A mask at index 0 has no state before it and stays 0.
+    """
+    head = outputs.network.language
+    assert head is not None, "this network has no language head"
+    chosen = rows.mask[:, 1:]
+    logits = head(outputs.hidden[:, :-1][chosen]) / temperature
+    logprobs, entropy = ops.logprobs_and_entropy(logits, rows.tokens[:, 1:][chosen])
+    return _scatter(logprobs, rows), _scatter(entropy, rows)
+
+
+def _scatter(flat: Float[Tensor, " N"], rows: Sequences) -> Float[Tensor, "B S"]:
+    out = torch.zeros(rows.mask.shape, dtype=flat.dtype, device=flat.device)
+    out[:, 1:] = out[:, 1:].masked_scatter(rows.mask[:, 1:], flat)
+    return out
+
+
+def token_logprobs(outputs: Outputs, rows: Sequences, temperature: float = 1.0) -> Float[Tensor, "B S"]:
+    """log π(tok_s | tok_<s) at ``temperature``, 0 outside the mask."""
+    return token_policy(outputs, rows, temperature)[0]
+
+
+def token_values(outputs: Outputs, rows: Sequences) -> Float[Tensor, "B S"]:
+    """V(tok_<s), 0 outside the mask."""
+    head = outputs.network.scalar
+    assert head is not None, "this network has no scalar head"
+    values = head(outputs.hidden[:, :-1]).squeeze(-1).float()
+    out = torch.zeros(rows.mask.shape, device=values.device)
+    out[:, 1:] = torch.where(rows.mask[:, 1:], values, 0.0)
+    return out
+
+
+def text_scores(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
+    """The score of each row's text, read at its last token (the end token of an answer is no part of its text)."""
+    head = outputs.network.scalar
+    assert head is not None, "this network has no scalar head"
+    at = rows.text_end()
+    hidden = outputs.hidden[torch.arange(len(rows), device=at.device), at]
+    return head(hidden).squeeze(-1).float()
+
+

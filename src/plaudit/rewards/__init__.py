@@ -1,0 +1,1 @@
+"""Sources of an answer's score."""

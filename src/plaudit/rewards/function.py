@@ -1,0 +1,110 @@
+"""A plain Python function as a reward source: ``(prompts, responses, **columns) -> list of numbers``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from plaudit.errors import ConfigError, PlauditError
+from plaudit.tokenizer import Tokenizer
+from plaudit.types import Rollout
+
+
+class RewardError(PlauditError):
+    """A reward function that raised, or returned something that is no score; names the function and the row."""
+
+
+class FunctionReward:
+    """Calls ``function`` with the texts of prompts and answers, and with the prompts' other columns as lists.
+
+    A function that takes no ``**columns`` is given those it names.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[float]], tokenizer: Tokenizer, name: str | None = None):
+        self.function, self.tokenizer = function, tokenizer
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        parameters = inspect.signature(function).parameters
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self.takes = set(parameters)
+
+    def score(self, rollout: Rollout) -> Float[Tensor, " B"]:
+        """The scores.
+
+        Raises:
+            RewardError: the function raised, returned another number of values, or one that is not a finite number.
+        """
+        names = {name for prompt in rollout.prompts for name in prompt.columns}
+        columns = {
+            name: [prompt.columns.get(name) for prompt in rollout.prompts]
+            for name in sorted(names)
+            if self.takes_all or name in self.takes
+        }
+        prompts = [prompt.text for prompt in rollout.prompts]
+        try:
+            scores = list(self.function(prompts, self.tokenizer.responses(rollout), **columns))
+        except Exception as error:
+            raise RewardError(f"reward function {self.name} raised {type(error).__name__}: {error}") from error
+        return torch.tensor(checked(scores, len(rollout), f"reward function {self.name}"))
+
+
+def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
+    """``scores`` as floats, if there are ``count`` of them and all are finite.
+
+    Raises:
+        RewardError: otherwise, naming who returned them and the row.
+    """
+    if len(scores) != count:
+        raise RewardError(f"{who} returned {len(scores)} values for {count} rows; return one number a row")
+    for row, score in enumerate(scores):
+        try:
+            finite = math.isfinite(score)
+        except TypeError:
+            finite = False
+        if not finite:
+            raise RewardError(f"{who} returned {score!r} for row {row}; return a finite number")
+    return [float(score) for score in scores]
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function named by ``file.py:name`` or ``module:name``.
+
+    Raises:
+        ConfigError: there is no such file, module or function.
+    """
+    place, _, name = spec.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            if not Path(place).exists():
+                raise ConfigError(f"{spec}: no such file {place}")
+            found = importlib.util.spec_from_file_location(Path(place).stem, place)
+            assert found is not None and found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            found.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"{spec}: cannot be imported: {error}") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"{spec}: {place} has no function {name!r}")
+    return function
+
+
+def is_function(spec: str) -> bool:
+    """Whether a configuration's reward names a function rather than a model folder."""
+    place, colon, name = spec.rpartition(":")
+    return bool(colon and place and name.isidentifier() and "\\" not in name and len(place) > 1)
+
+
+def vowels(prompts: Sequence[str], responses: Sequence[str], **_columns: Any) -> list[float]:
+    """Share of an answer's characters that are vowels: the tiny recipe's reward."""
+    return [sum(c in "aeiou" for c in r.lower()) / max(1, len(r)) for r in responses]

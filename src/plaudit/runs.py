@@ -1,0 +1,159 @@
+"""A run folder: configuration, environment, metrics, samples, checkpoints, summary; made, found again, finished."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plaudit import checkpoint
+from plaudit.config import RunConfig, dump
+from plaudit.errors import RunError
+from plaudit.tracking import JsonlTracker, TensorBoardTracker
+
+PACKAGES = ("plaudit", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "scikit-learn")
+
+
+class Run:
+    """An open run folder. ``metrics`` and ``samples`` go to every tracker; ``finish`` writes ``summary.json``."""
+
+    def __init__(self, folder: Path, command: str):
+        self.folder, self.command = folder, command
+        self.started = time.time()
+        self.jsonl = JsonlTracker(folder)
+        self._tensorboard: TensorBoardTracker | None = None
+
+    @classmethod
+    def open(cls, command: str, config: RunConfig, *, resume: bool = False) -> Run:
+        """Makes the run folder ``config.out``, or opens it again.
+
+        Raises:
+            RunError: it holds a run already and ``resume`` is false, or it cannot be written.
+        """
+        folder = Path(config.out)
+        if (folder / "config.json").exists() and not resume:
+            raise RunError(
+                f"{folder}: holds a run already, which is not touched; choose another folder with out=…, "
+                f"or continue it with `plaudit {command} --resume {folder}`"
+            )
+        run = cls(folder, command)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder / "config.json", {"command": command} | dump(config))
+            _write(folder / "environment.json", environment())
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with out=…") from None
+        return run
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What a finished run measured; None while it is not finished."""
+        return read_json(self.folder / "summary.json")
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        if self._tensorboard is None:
+            self._tensorboard = TensorBoardTracker(self.folder)
+        self.jsonl.log(step, metrics)
+        self._tensorboard.log(step, metrics)
+
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
+        self.jsonl.log_samples(step, samples)
+        if self._tensorboard is not None:
+            self._tensorboard.log_samples(step, samples)
+
+    def forget_after(self, step: int) -> None:
+        """Drops metrics and samples later than ``step``: a resumed run writes them again."""
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            lines = read_jsonl(self.folder / name)
+            kept = [line for line in lines if line.get("step", 0) <= step]
+            if len(kept) < len(lines):
+                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+                _atomic(self.folder / name, text)
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
+        checkpoint.save(self.folder / "checkpoints", step, tensors, meta)
+
+    def newest_checkpoint(self):
+        return checkpoint.load_newest(self.folder / "checkpoints")
+
+    def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Writes the summary, which marks the run as finished, and closes the trackers."""
+        self.close()
+        try:
+            _write(self.folder / "summary.json", summary)
+        except OSError as error:
+            raise RunError(f"{self.folder}/summary.json: cannot be written ({error.strerror})") from None
+        return summary
+
+    def close(self) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: Python, packages, platform, processors."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": versions,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None where there is no such file.
+
+    Raises:
+        RunError: the file is no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise RunError(f"{path}: expected a JSON object")
+    return value
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file, without a torn last line; empty where there is no such file."""
+    lines: list[dict[str, Any]] = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                value = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                lines.append(value)
+    return lines
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    _atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _atomic(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,63 @@
+"""Trackers: where a run's numbers and samples go as they come. JSON lines always, TensorBoard beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from plaudit.errors import RunError
+
+
+class Tracker(Protocol):
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonlTracker:
+    """``metrics.jsonl`` and ``samples.jsonl``: one object a line, flushed as written."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def _append(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
+        try:
+            with (self.folder / name).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        except OSError as error:
+            raise RunError(f"{self.folder / name}: cannot be written ({error.strerror}); free space and use --resume") from None
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._append("metrics.jsonl", [{"step": step} | metrics])
+
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
+        self._append("samples.jsonl", [{"step": step} | s for s in samples])
+
+    def event(self, kind: str, message: str, **details: Any) -> None:
+        """A warning with advice, or a milestone, into ``events.jsonl``."""
+        self._append("events.jsonl", [{"kind": kind, "message": message} | details])
+
+    def close(self) -> None:
+        return
+
+
+class TensorBoardTracker:
+    """Event files under ``tensorboard/``."""
+
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
+        for i, sample in enumerate(samples[:4]):
+            self.writer.add_text(f"sample/{i}", json.dumps(sample, ensure_ascii=False), step)
+
+    def close(self) -> None:
+        self.writer.close()

@@ -1,0 +1,38 @@
+"""The loop around a learner for SFT and the reward model: log, checkpoint, stop at a safe point, go on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from plaudit.errors import Interrupted
+from plaudit.learner import Batch, Learner, Loss
+from plaudit.progress import Bar, graceful
+from plaudit.runs import Run
+
+
+def interrupted(run: Run, what: str) -> Interrupted:
+    """The message of a run that was stopped and can go on."""
+    return Interrupted(f"stopped after {what}, which is saved; go on with `plaudit {run.command} --resume {run.folder}`")
+
+
+def fit(run: Run, learner: Learner, loss: Loss, batch_at: Callable[[int], Batch], steps: int, title: str) -> dict[str, float]:
+    """Trains to ``steps`` optimizer steps, from the run's checkpoint if it has one; ``batch_at(i)`` is step i's batch.
+
+    Returns the last step's metrics. ``batch_at`` must depend on i alone, so that a resumed run sees the same batches.
+
+    Raises:
+        Interrupted: Ctrl-C; the step is finished and saved.
+    """
+    metrics: dict[str, float] = {}
+    if found := run.newest_checkpoint():
+        learner.load_state(found[0])
+        run.forget_after(learner.steps)
+    with graceful() as stop, Bar(title, steps, learner.steps) as bar:
+        while learner.steps < steps:
+            metrics = learner.step(batch_at(learner.steps), loss)
+            run.log(learner.steps, metrics)
+            bar.advance("  ".join(f"{k} {metrics[k]:.3f}" for k in ("loss", "accuracy") if k in metrics))
+            if stop.requested and learner.steps < steps:
+                run.save_checkpoint(learner.steps, learner.state(), {})
+                raise interrupted(run, f"step {learner.steps} of {steps}")
+    return metrics
