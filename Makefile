@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
 
-.PHONY: quickstart test lint types imports docs check verify-quickstart clean
+.PHONY: quickstart test lint types imports docs verify-quickstart clean
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

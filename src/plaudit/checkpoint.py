@@ -37,15 +37,22 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], meta: dict[str, An
         scratch.rename(target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise RunError(f"{target}: the checkpoint could not be written ({error}); earlier checkpoints are untouched") from None
-    for old in sorted(folder.glob("step-*"))[:-KEEP]:
+        raise RunError(
+            f"{target}: the checkpoint could not be written ({error}); earlier checkpoints are untouched"
+        ) from None
+    for old in _oldest_first(folder)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
+def _oldest_first(folder: Path) -> list[Path]:
+    steps = {path: path.name.removeprefix("step-") for path in folder.glob("step-*")}
+    return sorted((p for p, step in steps.items() if step.isdigit()), key=lambda p: int(steps[p]))
+
+
 def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest checkpoint that can be read, or None where there is none."""
-    for candidate in sorted(folder.glob("step-*"), reverse=True):
+    for candidate in reversed(_oldest_first(folder)):
         try:
             meta = json.loads((candidate / "meta.json").read_text(encoding="utf-8"))
             return load_file(candidate / "state.safetensors"), meta

@@ -1,4 +1,4 @@
-"""The commands. Each reads a TOML file and ``key=value`` overrides, runs one function of recipes, and says what it made.
+"""The commands. Each reads a TOML file and ``key=value`` overrides, calls one function, and says what it made.
 
 A user's mistake ends with one or two lines and exit status 2; ``--debug`` shows the traceback. Nothing heavy is
 imported before a command is known to be well formed.
@@ -138,10 +138,7 @@ def _read(schema: type[configs.C], words: Sequence[str]) -> configs.C:
 
 def _stage(arguments: argparse.Namespace) -> None:
     schema, _ = STAGES[arguments.command]
-    if arguments.resume:
-        config = _resumed(schema, arguments)
-    else:
-        config = _read(schema, arguments.config)
+    config = _resumed(schema, arguments) if arguments.resume else _read(schema, arguments.config)
     if arguments.dry_run:
         print(json.dumps(configs.dump(config), indent=2))
         return

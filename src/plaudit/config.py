@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from plaudit.errors import ConfigError
 
@@ -31,7 +31,7 @@ class SamplingConfig(Frozen):
 
 
 class OptimizerConfig(Frozen):
-    learning_rate: float = Field(1e-4, ge=0, description="peak learning rate")
+    learning_rate: float = Field(1e-4, ge=0, le=10, description="peak learning rate")
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="what follows the warm-up")
     final_fraction: float = Field(0.0, ge=0, le=1, description="share of the peak rate left at the last step")
@@ -48,6 +48,19 @@ class OptimizerConfig(Frozen):
             data = data | {"betas": tuple(data["betas"])}
         return data
 
+    @field_validator("betas")
+    @classmethod
+    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("decay rates are at least 0 and below 1")
+        return betas
+
+
+TRUNK_PRECISION = (
+    "matrix products of the frozen blocks: float32, bfloat16 (summed in float32), "
+    "or auto: bfloat16 where the processor has units for it"
+)
+
 
 class RunConfig(Frozen):
     out: str = Field("", description="run folder; it must not hold a run already (or use --resume)")
@@ -58,10 +71,15 @@ class RunConfig(Frozen):
 class SFTConfig(RunConfig):
     out: str = "runs/sft"
     model: str = Field("smollm2", description="smollm2, tiny, a folder or a hub id")
-    data: str = Field("reviews/sft", description="texts (text) or prompt and completion: a file, a hub id or reviews/sft")
+    data: str = Field(
+        "reviews/sft", description="texts (text) or prompt and completion: a file, a hub id or reviews/sft"
+    )
     rows: int = Field(0, ge=0, description="use this many rows; 0 uses all")
     max_length: int = Field(64, ge=2, description="longer rows are cut to this many tokens")
-    train_blocks: int = Field(4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights")
+    train_blocks: int = Field(
+        4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
+    )
+    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the data")
     batch_size: int = Field(16, ge=1, description="rows an optimizer step")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=5)
@@ -70,8 +88,12 @@ class SFTConfig(RunConfig):
 class CollectConfig(RunConfig):
     out: str = "runs/collect"
     model: str = Field("runs/sft/model", description="the policy that answers")
-    prompts: str = Field("reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…")
-    count: int = Field(96, ge=0, description="number of prompts, taken from the start; 0 samples none (with comparisons)")
+    prompts: str = Field(
+        "reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…"
+    )
+    count: int = Field(
+        96, ge=0, description="number of prompts, taken from the start; 0 samples none (with comparisons)"
+    )
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
@@ -95,7 +117,10 @@ class RewardConfig(RunConfig):
         "pairwise", description="all pairs of a ranking, or each winner against the mean of those it beats"
     )
     max_length: int = Field(96, ge=2, description="longer texts lose their beginning")
-    train_blocks: int = Field(4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights")
+    train_blocks: int = Field(
+        4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
+    )
+    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the comparisons")
     batch_answers: int = Field(32, ge=2, description="answers an optimizer step; a comparison is never cut")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, warmup_steps=5)
@@ -108,14 +133,17 @@ class ArrangementConfig(Frozen):
         "frozen_trunk: all roles share frozen lower blocks, computed once a rollout",
     )
     blocks: int = Field(4, ge=1, description="frozen_trunk: how many top blocks each role owns and trains")
+    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
 
 
 class KLConfig(Frozen):
     coef: float = Field(0.05, ge=0, description="price of one nat, charged at every token")
     estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="per-token estimate; see docs/ppo.md")
-    controller: Literal["fixed", "adaptive"] = Field("fixed", description="adaptive steers the coefficient to the target")
+    controller: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="adaptive steers the coefficient to the target"
+    )
     target: float = Field(6.0, gt=0, description="adaptive: KL a response, in nats")
-    horizon: float = Field(10000, gt=0, description="adaptive: responses over which the coefficient adjusts")
+    horizon: float = Field(10000.0, gt=0, description="adaptive: responses over which the coefficient adjusts")
 
 
 class PPOConfig(RunConfig):
@@ -124,7 +152,9 @@ class PPOConfig(RunConfig):
     reward: str = Field(
         "runs/reward/model", description="a reward model's folder, or a Python function: file.py:name or module:name"
     )
-    prompts: str = Field("reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…")
+    prompts: str = Field(
+        "reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…"
+    )
     max_prompt_tokens: int = Field(512, ge=1, description="longest prompt, in tokens")
     long_prompts: Literal["error", "keep_end"] = Field(
         "error", description="a prompt that is too long: refuse it, or keep its end (counted)"
@@ -174,18 +204,22 @@ class EvaluateConfig(RunConfig):
     count: int = Field(256, ge=0, description="number of prompts, from the start; 0 uses all")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
     judges: list[str] = Field(
-        ["gold", "vader"], min_length=1, description="gold, vader or functions (file.py:name); the first decides the win rate"
+        ["gold", "vader"],
+        min_length=1,
+        description="gold, vader or functions (file.py:name); the first decides the win rate",
     )
 
 
 class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
-    sft: SFTConfig = SFTConfig()
+    sft: SFTConfig = SFTConfig(rows=1008, trunk_precision="auto")
     collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons")
     label: LabelConfig = LabelConfig(limit=48)
-    reward: RewardConfig = RewardConfig()
-    ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"])
+    reward: RewardConfig = RewardConfig(trunk_precision="auto")
+    ppo: PPOConfig = PPOConfig(
+        iterations=32, monitors=["gold", "vader"], arrangement=ArrangementConfig(trunk_precision="auto")
+    )
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
@@ -213,7 +247,9 @@ def _leaves(schema: type[Frozen], default: Frozen, prefix: str) -> Iterator[tupl
             yield from _leaves(type(value), value, f"{prefix}{name}.")
         else:
             choices = get_args(info.annotation)
-            kind = " | ".join(map(str, choices)) if choices and not isinstance(choices[0], type) else type(value).__name__
+            kind = (
+                " | ".join(map(str, choices)) if choices and not isinstance(choices[0], type) else type(value).__name__
+            )
             yield f"{prefix}{name}", kind, value, info.description or _inherited(schema, name)
 
 
@@ -221,7 +257,7 @@ def _inherited(schema: type[Frozen], name: str) -> str:
     for base in schema.__mro__:
         fields = getattr(base, "model_fields", {})
         if name in fields and fields[name].description:
-            return fields[name].description
+            return str(fields[name].description)
     return ""
 
 
@@ -245,7 +281,7 @@ def read(schema: type[C], file: str | Path | None = None, overrides: Sequence[st
     """The configuration in a TOML file, with overrides applied.
 
     Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown (the nearest is named), or a value is out of range.
+        ConfigError: the file is missing or no TOML, a key is unknown (the nearest is named), a value is out of range.
     """
     data: dict[str, Any] = {}
     if file is not None:
@@ -294,7 +330,10 @@ def _merge(default: Frozen, data: dict[str, Any], source: str, prefix: str = "")
             raise ConfigError(f"{source}: unknown key {prefix + key!r}{_advice(type(default), prefix, key)}")
         if isinstance(merged[key], Frozen):
             if not isinstance(value, dict):
-                raise ConfigError(f"{source}: {prefix + key} is a section; set its keys, for example {_example(prefix + key, merged[key])}")
+                raise ConfigError(
+                    f"{source}: {prefix + key} is a section; set its keys, "
+                    f"for example {_example(prefix + key, merged[key])}"
+                )
             merged[key] = _merge(merged[key], value, source, f"{prefix}{key}.")
         else:
             merged[key] = value
@@ -308,12 +347,14 @@ def _example(prefix: str, section: Frozen) -> str:
 
 def _advice(schema: type[Frozen], prefix: str, key: str) -> str:
     names = {name: prefix + name for name, *_ in leaves(schema)}
-    last = {}
+    last: dict[str, str] = {}
     for name, full in names.items():
         last.setdefault(name.rsplit(".", 1)[-1], full)
-    near = difflib.get_close_matches(key, [*names, *last], n=1, cutoff=0.5)
+    sections = {name: prefix + name for name in schema.model_fields if name not in names}
+    candidates = last | names | sections
+    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5)
     if near:
-        return f"; did you mean {names.get(near[0]) or last[near[0]]!r}?"
+        return f"; did you mean {candidates[near[0]]!r}?"
     return f"; known here: {', '.join(sorted(schema.model_fields))}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,13 +20,9 @@ from plaudit.types import Sequences
 
 
 class Batch(Protocol):
-    """What :class:`Learner` asks of a batch; every row type with a ``weights`` method is one."""
+    """What :class:`Learner` asks of a batch beyond :class:`Sequences`: what each of its losses counts."""
 
     def weights(self) -> Tensor: ...
-    def take(self, index: Tensor) -> Self: ...
-    def trim(self) -> Self: ...
-    def to(self, device: torch.device | str) -> Self: ...
-    def micro_batches(self, token_budget: int): ...
 
 
 #: (outputs, rows) -> losses of the shape of ``rows.weights()``, and named statistics of that shape. A statistic is
@@ -87,7 +83,7 @@ class Learner:
         left = max(0.0, 1 - done) if c.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         return c.learning_rate * (c.final_fraction + (1 - c.final_fraction) * left)
 
-    def step(self, batch: Batch, loss: Loss) -> dict[str, float]:
+    def step(self, batch: Sequences, loss: Loss) -> dict[str, float]:
         """One optimizer step on the weighted sum of ``loss`` over the batch, and its weighted statistics.
 
         The weights are those of the whole batch, so the split into micro-batches changes nothing but rounding.
@@ -95,7 +91,7 @@ class Learner:
         Raises:
             NonFinite: the loss or the gradient is not finite; weights and optimizer are as before.
         """
-        weights = batch.weights()
+        weights = cast(Batch, batch).weights()
         rate = self.learning_rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -114,15 +110,17 @@ class Learner:
             for name, value in stats.items():
                 value = value.detach().float()
                 if name.endswith("_max"):
-                    totals[name] = max(totals.get(name, -math.inf), torch.where(weight > 0, value, -math.inf).max().item())
+                    totals[name] = max(
+                        totals.get(name, -math.inf), torch.where(weight > 0, value, -math.inf).max().item()
+                    )
                 else:
                     totals[name] = totals.get(name, 0.0) + (value * weight).sum().item()
         norm = torch.nn.utils.clip_grad_norm_(self.named.values(), self.config.max_grad_norm or math.inf).item()
         if not math.isfinite(totals.get("loss", 0.0)) or not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFinite(
-                f"optimizer step {self.steps + 1}: loss {totals.get('loss')}, gradient norm {norm}; nothing was stepped. "
-                "Lower the learning rate, or look at the last samples."
+                f"optimizer step {self.steps + 1}: loss {totals.get('loss')}, gradient norm {norm}; "
+                "nothing was stepped. Lower the learning rate, or look at the last samples."
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

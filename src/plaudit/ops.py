@@ -17,19 +17,19 @@ from torch.nn.functional import logsigmoid
 KLEstimator = Literal["k1", "k2", "k3", "abs"]
 
 
-def masked_mean(x: Float[Tensor, "..."], mask: Bool[Tensor, "..."]) -> Float[Tensor, ""]:
+def masked_mean(x: Float[Tensor, ...], mask: Bool[Tensor, ...]) -> Float[Tensor, ""]:
     """Mean of ``x`` over the true positions of ``mask``; 0 where there is none."""
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def whiten(
-    x: Float[Tensor, "..."],
-    mask: Bool[Tensor, "..."],
+    x: Float[Tensor, ...],
+    mask: Bool[Tensor, ...],
     *,
     unbiased: bool = False,
     keep_mean: bool = False,
     eps: float = 1e-8,
-) -> Float[Tensor, "..."]:
+) -> Float[Tensor, ...]:
     """(x − mean) / √(variance + eps) over the true positions; 0 elsewhere.
 
     ``unbiased`` divides the squared deviations by N − 1 instead of N; ``keep_mean`` adds the mean back. With fewer than
@@ -186,7 +186,7 @@ def bradley_terry(
 
 def pairwise_ranking_loss(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> Float[Tensor, " B"]:
     """Sum over the pairs a row wins of their Bradley–Terry loss; ``preferred[i, j]`` says that row i beats row j."""
-    losses = bradley_terry(scores[:, None], scores[None, :])
+    losses = bradley_terry(scores[:, None].expand_as(preferred), scores[None, :].expand_as(preferred))
     return torch.where(preferred, losses, 0.0).sum(1)
 
 

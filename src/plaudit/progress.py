@@ -50,7 +50,10 @@ class Bar:
             self.spoken = time.time()
             spent = self.spoken - self.started
             left = spent / max(1, self.done - self.start_done) * (self.total - self.done)
-            console.print(f"{self.title}: {self.done}/{self.total}, {clock(spent)} so far, {clock(left)} left  {note}", soft_wrap=True)
+            console.print(
+                f"{self.title}: {self.done}/{self.total}, {clock(spent)} so far, {clock(left)} left  {note}",
+                soft_wrap=True,
+            )
 
 
 def clock(seconds: float) -> str:
@@ -59,8 +62,6 @@ def clock(seconds: float) -> str:
 
 def say(text: str) -> None:
     console.print(text, soft_wrap=True)
-
-
 
 
 class Stop:
@@ -82,8 +83,8 @@ def graceful() -> Iterator[Stop]:
         say("stopping after this step; once more to stop at once")
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, ask)
+        for which in (signal.SIGINT, signal.SIGTERM):
+            previous[which] = signal.signal(which, ask)
     except ValueError:
         previous = {}  # not the main thread (a notebook's server): Ctrl-C stays what it was
     try:

@@ -36,7 +36,14 @@ from plaudit.errors import ConfigError, DataError, ModelError, RunError
 from plaudit.evaluation import baselines, judges
 from plaudit.evaluation.compare import Answers, compare
 from plaudit.learner import Learner, Scorer
-from plaudit.models.arrangements import RewardParts, arrange, read_together, trainable_top
+from plaudit.models.arrangements import (
+    RewardParts,
+    arrange,
+    read_together,
+    recorded_block,
+    share,
+    trainable_top,
+)
 from plaudit.models.load import (
     load_language_model,
     load_reward_model,
@@ -51,6 +58,7 @@ from plaudit.progress import Bar, clock, graceful, say
 from plaudit.report import write_report
 from plaudit.rewards.function import FunctionReward, checked, is_function, load_function
 from plaudit.rewards.model import ModelReward
+from plaudit.rewards.source import RewardSource
 from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
 from plaudit.tokenizer import Tokenizer
@@ -99,7 +107,7 @@ def sft(config: SFTConfig, *, resume: bool = False) -> Summary:
     model, tokenizer = load_language_model(config.model)
     rows, counted = data.demonstrations(config.data, tokenizer, limit=config.rows, max_length=config.max_length)
     model.to(device)
-    stack, trunk = trainable_top(model.base_model, config.train_blocks)
+    stack, trunk = trainable_top(model.base_model, config.train_blocks, config.trunk_precision)
     network = Network(stack, LanguageHead(model))
     order = _epochs(len(rows), config.batch_size, config.epochs, config.seed)
     learner = Learner(network, config.optimizer, len(order), device)
@@ -178,17 +186,15 @@ def _sample_comparisons(config: CollectConfig):
     for i, prompt in enumerate(prompts):
         span = range(i * config.k, (i + 1) * config.k)
         made.append(Comparison(0, prompt.text, tuple(Answer(texts[j], ended[j]) for j in span), provenance))
-    samples = [
-        {"prompt": p.text, "response": t, "ended": e} for p, t, e in zip(asked, texts, ended, strict=True)
-    ]
+    samples = [{"prompt": p.text, "response": t, "ended": e} for p, t, e in zip(asked, texts, ended, strict=True)]
     return made, samples
 
 
-def _generate(engine: LocalEngine, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int, title: str) -> Rollout:
+def _generate(
+    engine: LocalEngine, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int, title: str
+) -> Rollout:
     with Bar(title, len(prompts)) as bar:
-        return engine.generate(
-            prompts, sampling, seed=seed, progress=lambda done: bar.advance(amount=done - bar.done)
-        )
+        return engine.generate(prompts, sampling, seed=seed, progress=lambda done: bar.advance(amount=done - bar.done))
 
 
 def label(config: LabelConfig, *, resume: bool = False) -> Summary:
@@ -233,16 +239,18 @@ def reward(config: RewardConfig, *, resume: bool = False) -> Summary:
     store.close()
     if not parts.train:
         raise DataError(
-            f"{config.store}: no preference pairs to train from ({parts.unusable} ties, {len(parts.held_out)} held out); "
-            "label some with `plaudit label --oracle`"
+            f"{config.store}: no preference pairs to train from ({parts.unusable} tied, "
+            f"{len(parts.held_out)} held out); label some with `plaudit label --oracle`"
         )
     device = devices.pick(config.device)
     _, tokenizer = load_language_model(config.model)
     model = new_reward_model(config.model, tokenizer).to(device)
-    stack, trunk = trainable_top(model.base_model, config.train_blocks)
+    stack, trunk = trainable_top(model.base_model, config.train_blocks, config.trunk_precision)
     network = Network(stack, scalar=scalar_head(torch.zeros(1, model.config.hidden_size)).to(device))
     size = [len(p.comparison.answers) for p in parts.train]
-    order = [b for e in range(config.epochs) for b in reward_algorithm.batches(size, config.batch_answers, config.seed, e)]
+    order = [
+        b for e in range(config.epochs) for b in reward_algorithm.batches(size, config.batch_answers, config.seed, e)
+    ]
     learner = Learner(network, config.optimizer, len(order), device)
 
     def batch_at(step: int) -> RankedAnswers:
@@ -253,7 +261,9 @@ def reward(config: RewardConfig, *, resume: bool = False) -> Summary:
     scorer = Scorer(network, device)
 
     def scores_of(texts: Sequence[Preference]) -> tuple[torch.Tensor, RankedAnswers]:
-        rows = _prepared(reward_algorithm.ranked_answers(texts, tokenizer, config.max_length).to(device), trunk).to("cpu")
+        rows = _prepared(reward_algorithm.ranked_answers(texts, tokenizer, config.max_length).to(device), trunk).to(
+            "cpu"
+        )
         return scorer.evaluate(rows, text_scores), rows
 
     quality, samples = _measure(parts, scores_of)
@@ -262,11 +272,14 @@ def reward(config: RewardConfig, *, resume: bool = False) -> Summary:
     reference_scores, _ = scores_of(free)
     mean, deviation = float(reference_scores.mean()), float(reference_scores.std())
     if not deviation > 0:
-        raise ModelError("the reward model gives every text the same score; train longer or with a higher learning rate")
+        raise ModelError(
+            "the reward model gives every text the same score; train longer or with a higher learning rate"
+        )
     assert network.scalar is not None
     head = network.scalar
     _save(
-        run.path("model"), lambda folder: save_reward_model(model, head, tokenizer, folder, mean=mean, deviation=deviation)
+        run.path("model"),
+        lambda folder: save_reward_model(model, head, tokenizer, folder, mean=mean, deviation=deviation),
     )
     run.log_samples(learner.steps, [s | {"score": (s["score"] - mean) / deviation} for s in samples])
     summary = quality | {
@@ -332,13 +345,13 @@ def ppo(config: PPOConfig, *, resume: bool = False) -> Summary:
     watches = {name: _watch(name) for name in config.monitors}
     if found := run.newest_checkpoint():
         _restore(roles, state, *found)
-        run.forget_after(state.iteration)
+    run.forget_after(state.iteration)
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
         while state.iteration < config.iterations:
             started = time.time()
             batch = [prompts[i] for i in _turn(len(prompts), config.batch_size, state.iteration, config.seed)]
-            done = ppo_algorithm.ppo_iteration(config, roles, state, batch)
-            metrics = _log_iteration(run, config, state, done, tokenizer, watches, time.time() - started)
+            iteration = ppo_algorithm.ppo_iteration(config, roles, state, batch)
+            metrics = _log_iteration(run, config, state, iteration, tokenizer, watches, time.time() - started)
             bar.advance("  ".join(f"{k} {metrics[k]:.2f}" for k in ("score", "kl", "ended", *watches)))
             if stop.requested or state.iteration % config.checkpoint_every == 0:
                 run.save_checkpoint(state.iteration, *_snapshot(roles, state))
@@ -363,8 +376,9 @@ def _fits(model, prompts: Sequence[Prompt], sampling: SamplingConfig) -> None:
     longest = max(len(p.ids) for p in prompts)
     if context and longest + sampling.max_new_tokens > context:
         raise DataError(
-            f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of {context}; "
-            f"set max_prompt_tokens={context - sampling.max_new_tokens} with long_prompts=keep_end, or shorten the answers"
+            f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context "
+            f"of {context}; set max_prompt_tokens={context - sampling.max_new_tokens} with long_prompts=keep_end, "
+            "or shorten the answers"
         )
 
 
@@ -373,7 +387,9 @@ def _roles(config: PPOConfig, model, tokenizer: Tokenizer, device) -> ppo_algori
     if not is_function(config.reward):
         reward_model, head, reward_tokenizer = load_reward_model(config.reward)
         if reward_tokenizer.fingerprint() != tokenizer.fingerprint():
-            raise ModelError(f"{config.reward}: reward model and actor have different vocabularies; train both from one model")
+            raise ModelError(
+                f"{config.reward}: reward model and actor have different vocabularies; train both from one model"
+            )
         parts = RewardParts(reward_model.base_model.to(device), head.to(device))
     made = arrange(model, parts, config.arrangement, config.critic_from)
     for network in (made.actor, made.critic, made.reference, made.reward):
@@ -387,6 +403,7 @@ def _roles(config: PPOConfig, model, tokenizer: Tokenizer, device) -> ppo_algori
             ("actor", Learner(made.actor, config.actor, steps, device), ppo_algorithm.actor_loss(config)),
             ("critic", Learner(made.critic, config.critic, steps, device), ppo_algorithm.critic_loss(config)),
         ]
+    source: RewardSource
     if made.reward is not None:
         source = ModelReward(Scorer(made.reward, device))
     else:
@@ -456,8 +473,9 @@ def _log_iteration(
         run.log_samples(state.iteration, samples)
     if metrics["first_ratio_error"] > 1e-4:
         message = (
-            f"iteration {state.iteration}: the ratio at the first minibatch is off 1 by {metrics['first_ratio_error']:.1e}; "
-            "the trainer does not see what was sampled. Use float32, and look for dropout or a changed model"
+            f"iteration {state.iteration}: the ratio at the first minibatch is off 1 by "
+            f"{metrics['first_ratio_error']:.1e}; the trainer does not see what was sampled. "
+            "Use float32, and look for a changed model"
         )
         run.jsonl.event("warning", message, step=state.iteration)
         say(message)
@@ -489,20 +507,22 @@ def evaluate(config: EvaluateConfig, *, resume: bool = False) -> Summary:
     reference, other = load_language_model(config.reference)
     if other.fingerprint() != tokenizer.fingerprint():
         raise ModelError(f"{config.model} and {config.reference} have different vocabularies; their KL is not defined")
+    depth = share(model.base_model, reference.base_model)
     bases, head = [model.base_model, reference.base_model], None
     if config.reward:
         scoring, head, _ = load_reward_model(config.reward)
+        depth = min(depth, share(model.base_model, scoring.base_model))
         bases.append(scoring.base_model)
     for part in (model, reference, *bases, *([head] if head is not None else [])):
         part.to(device)
-    stacks, record_of = read_together(bases)
+    stacks = read_together(bases, depth)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     _fits(model, prompts, config.sampling)
     watches = {name: _watch(name) for name in config.judges}
     reward_source = ModelReward(Scorer(Network(stacks[2], scalar=head), device)) if head is not None else None
 
     def answers(policy, title: str) -> tuple[Answers, Rollout]:
-        engine = LocalEngine(policy, tokenizer.end_ids, record=record_of(policy.base_model), device=device)
+        engine = LocalEngine(policy, tokenizer.end_ids, record=recorded_block(policy.base_model, depth), device=device)
         rollout = _generate(engine, prompts, config.sampling, config.seed, title)
         texts, asked = tokenizer.responses(rollout), [p.text for p in prompts]
         judged = {name: watch(asked, texts) for name, watch in watches.items()}
@@ -511,7 +531,9 @@ def evaluate(config: EvaluateConfig, *, resume: bool = False) -> Summary:
 
     before, _ = answers(reference, "answers of the reference")
     after, rollout = answers(model, "answers of the model")
-    kl = _kl(rollout, Network(stacks[0], LanguageHead(model)), Network(stacks[1], LanguageHead(reference)), config, device)
+    kl = _kl(
+        rollout, Network(stacks[0], LanguageHead(model)), Network(stacks[1], LanguageHead(reference)), config, device
+    )
     summary: Summary = compare(before, after, kl)
     if reward_source:
         summary |= {"score_before": _mean(before.scores), "score_after": _mean(after.scores)}
@@ -534,7 +556,9 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _side_by_side(prompts: Sequence[Prompt], before: Answers, after: Answers, kl: Sequence[float]) -> list[dict[str, Any]]:
+def _side_by_side(
+    prompts: Sequence[Prompt], before: Answers, after: Answers, kl: Sequence[float]
+) -> list[dict[str, Any]]:
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": prompt.text, "before": before.responses[i], "after": after.responses[i]}
@@ -559,7 +583,9 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
         if "response" in row:
             prompt = files.text_column(where, row, "prompt", allow_empty=True)
             answer = files.text_column(where, row, "response", allow_empty=True)
-            tokens = [*tokenizer.text_ids(prompt), *tokenizer.answer_ids(answer)] if prompt else tokenizer.text_ids(answer)
+            tokens = (
+                [*tokenizer.text_ids(prompt), *tokenizer.answer_ids(answer)] if prompt else tokenizer.text_ids(answer)
+            )
         else:
             tokens = tokenizer.text_ids(files.text_column(where, row, "text"))
         rows.append(row)
@@ -577,10 +603,13 @@ class Chat:
         device = devices.pick(config.device)
         loaded, self.tokenizer = load_language_model(model)
         if not config.raw and not self.tokenizer.inner.chat_template:
-            raise ModelError(f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand")
+            raise ModelError(
+                f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand"
+            )
         self.model = loaded.to(device)
         self.engine = LocalEngine(self.model, self.tokenizer.end_ids, device=device)
-        self.config, self.messages = config, []
+        self.config = config
+        self.messages: list[dict[str, str]] = []
 
     def answer(self, text: str) -> str:
         """The model's answer to ``text``, given what was said before (raw: to this text alone)."""
@@ -649,7 +678,9 @@ def _stage(run: Run, function: Callable[..., Summary], config: Any, resume: bool
     try:
         return function(config, resume=resume and begun)
     except Interrupted:
-        raise Interrupted(f"stopped; what is done is saved, go on with `plaudit quickstart --resume {run.folder}`") from None
+        raise Interrupted(
+            f"stopped; what is done is saved, go on with `plaudit quickstart --resume {run.folder}`"
+        ) from None
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -663,8 +694,14 @@ def _copy(source: Path, target: Path) -> None:
 
 def _pipeline_summary(config: QuickstartConfig, results: dict[str, Summary]) -> Summary:
     kept = {k: v for k, v in results["evaluate"].items() if k not in ("seconds", "peak_rss_mib")}
-    kept |= {k: v for k, v in results["reward"].items() if k in ("reward_model_accuracy", "longer_wins", "bag_of_words")}
-    kept |= {k: results["reward"][k] for k in ("reward_model_accuracy_low", "reward_model_accuracy_high") if k in results["reward"]}
+    kept |= {
+        k: v for k, v in results["reward"].items() if k in ("reward_model_accuracy", "longer_wins", "bag_of_words")
+    }
+    kept |= {
+        k: results["reward"][k]
+        for k in ("reward_model_accuracy_low", "reward_model_accuracy_high")
+        if k in results["reward"]
+    }
     timing = {name: result["seconds"] for name, result in results.items()}
     return kept | {"seed": config.seed, "stage_seconds": timing}
 
@@ -675,12 +712,18 @@ def _say_what_improved(summary: Summary, model: Path, report: Path) -> None:
     if "gold_before" in summary:
         say(f"  favourable by the gold judge   {summary['gold_before']:.0%} → [bold]{summary['gold_after']:.0%}[/bold]")
     if "vader_before" in summary:
-        say(f"  VADER's mean sentiment         {summary['vader_before']:.2f} → [bold]{summary['vader_after']:.2f}[/bold]")
+        say(
+            f"  VADER's mean sentiment         {summary['vader_before']:.2f} → "
+            f"[bold]{summary['vader_after']:.2f}[/bold]"
+        )
     say(
         f"  wins against the SFT model     [bold]{summary['win_rate']:.0%}[/bold] "
         f"(95 % interval {summary['win_rate_low']:.0%} to {summary['win_rate_high']:.0%})"
     )
-    say(f"  paid in KL                     {summary['kl']:.1f} nats an answer; {summary['ended']:.0%} of the answers end by themselves")
+    say(
+        f"  paid in KL                     {summary['kl']:.1f} nats an answer; "
+        f"{summary['ended']:.0%} of the answers end by themselves"
+    )
     say(f"  time and memory                {clock(summary['seconds'])} min, {summary['peak_rss_mib']} MiB")
     say(f"model:  {model}")
     say(f"report: {report}")

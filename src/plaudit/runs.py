@@ -48,7 +48,9 @@ class Run:
             _write(folder / "config.json", {"command": command} | dump(config))
             _write(folder / "environment.json", environment())
         except OSError as error:
-            raise RunError(f"{folder}: cannot be written ({error.strerror}); choose another folder with out=…") from None
+            raise RunError(
+                f"{folder}: cannot be written ({error.strerror}); choose another folder with out=…"
+            ) from None
         return run
 
     @property
@@ -136,10 +138,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a torn last line; empty where there is no such file."""
+    """The objects of a JSON-lines file, without torn lines; empty where there is no such file."""
     lines: list[dict[str, Any]] = []
     if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_bytes().split(b"\n"):
             try:
                 value = json.loads(text)
             except ValueError:

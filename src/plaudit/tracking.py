@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from plaudit.errors import RunError
 
@@ -24,10 +25,15 @@ class JsonlTracker:
 
     def _append(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
         try:
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            with (self.folder / name).open("ab+") as file:
+                # A line that a kill has torn off is closed first, so that it swallows no other.
+                if file.tell() and not _ends_a_line(file):
+                    file.write(b"\n")
+                file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
         except OSError as error:
-            raise RunError(f"{self.folder / name}: cannot be written ({error.strerror}); free space and use --resume") from None
+            raise RunError(
+                f"{self.folder / name}: cannot be written ({error.strerror}); free space and use --resume"
+            ) from None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._append("metrics.jsonl", [{"step": step} | metrics])
@@ -41,6 +47,11 @@ class JsonlTracker:
 
     def close(self) -> None:
         return
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 class TensorBoardTracker:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plaudit.errors import Interrupted
-from plaudit.learner import Batch, Learner, Loss
+from plaudit.learner import Learner, Loss
 from plaudit.progress import Bar, graceful
 from plaudit.runs import Run
+from plaudit.types import Sequences
 
 
 def interrupted(run: Run, what: str) -> Interrupted:
     """The message of a run that was stopped and can go on."""
-    return Interrupted(f"stopped after {what}, which is saved; go on with `plaudit {run.command} --resume {run.folder}`")
+    return Interrupted(
+        f"stopped after {what}, which is saved; go on with `plaudit {run.command} --resume {run.folder}`"
+    )
 
 
-def fit(run: Run, learner: Learner, loss: Loss, batch_at: Callable[[int], Batch], steps: int, title: str) -> dict[str, float]:
+def fit(
+    run: Run, learner: Learner, loss: Loss, batch_at: Callable[[int], Sequences], steps: int, title: str
+) -> dict[str, float]:
     """Trains to ``steps`` optimizer steps, from the run's checkpoint if it has one; ``batch_at(i)`` is step i's batch.
 
     Returns the last step's metrics. ``batch_at`` must depend on i alone, so that a resumed run sees the same batches.
@@ -26,7 +31,7 @@ def fit(run: Run, learner: Learner, loss: Loss, batch_at: Callable[[int], Batch]
     metrics: dict[str, float] = {}
     if found := run.newest_checkpoint():
         learner.load_state(found[0])
-        run.forget_after(learner.steps)
+    run.forget_after(learner.steps)
     with graceful() as stop, Bar(title, steps, learner.steps) as bar:
         while learner.steps < steps:
             metrics = learner.step(batch_at(learner.steps), loss)

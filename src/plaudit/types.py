@@ -128,7 +128,7 @@ class Sequences(Rows):
 
 
 def mean_weights(mask: Bool[Tensor, "B S"]) -> Float[Tensor, "B S"]:
-    """The matrix that turns a sum into the mean over the true positions of ``mask``: it sums to 1, or to 0 if none is."""
+    """The matrix that turns a sum into the mean over the true positions of ``mask``: sums to 1, or to 0 if none is."""
     return mask.float() / mask.sum().clamp(min=1)
 
 
@@ -242,14 +242,16 @@ class RankedAnswers(Sequences):
 
     def weights(self) -> Float[Tensor, " B"]:
         """What one pair of a row's comparison counts: comparisons share the batch by their answers, pairs evenly."""
-        pairs = torch.zeros(len(self)).index_add(0, self._dense_group(), self.preferred().sum(1).float())
-        sizes = torch.zeros(len(self)).index_add(0, self._dense_group(), torch.ones(len(self)))
+        nothing = torch.zeros(len(self), device=self.group.device)
+        pairs = nothing.index_add(0, self._dense_group(), self.preferred().sum(1).float())
+        sizes = nothing.index_add(0, self._dense_group(), torch.ones_like(nothing))
         share = torch.where(pairs > 0, sizes, 0.0)
         weight = share / share.sum().clamp(min=1) / pairs.clamp(min=1)
         return weight[self._dense_group()]
 
     def _dense_group(self) -> Int[Tensor, " B"]:
-        return torch.unique(self.group, return_inverse=True)[1]
+        dense: Tensor = torch.unique(self.group, return_inverse=True)[1]
+        return dense
 
     def micro_batches(self, token_budget: int) -> Iterator[Int[Tensor, " N"]]:
         """Whole comparisons at a time: a pair's loss needs both its rows."""

@@ -123,13 +123,15 @@ def actor_loss(cfg: PPOConfig) -> Loss:
 
     def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
         assert isinstance(rows, Experience)
-        logprobs, entropy = token_policy(outputs, rows, cfg.sampling.temperature)
+        logprobs, entropy = token_policy(outputs, rows, cfg.sampling.temperature, entropy_gradient=cfg.entropy_coef > 0)
         policy = ops.policy_loss(logprobs, rows.logprobs, rows.advantages, cfg.clip_range)
         log_ratio = logprobs.detach() - rows.logprobs
         stats = {
             "policy_loss": policy,
             "entropy": entropy,
-            "clip_fraction": ops.policy_clipped(logprobs.detach(), rows.logprobs, rows.advantages, cfg.clip_range).float(),
+            "clip_fraction": ops.policy_clipped(
+                logprobs.detach(), rows.logprobs, rows.advantages, cfg.clip_range
+            ).float(),
             "approx_kl": log_ratio.square() / 2,
             "ratio": log_ratio.exp(),
             "log_ratio_max": log_ratio.abs(),

@@ -68,6 +68,7 @@ def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_
     ids, masks, groups, ranks = [], [], [], []
     for group, p in enumerate(preferences):
         prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        seen: dict[tuple[int, ...], int] = {}
         for answer, rank in zip(p.comparison.answers, p.ranks, strict=True):
             encode = tokenizer.answer_ids if prompt else tokenizer.text_ids
             # An empty answer to no prompt has no token to read a score at; its end token stands for it.
@@ -75,7 +76,8 @@ def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_
             ids.append(row[-max_length:])
             masks.append([i >= len(prompt) for i in range(len(row))][-max_length:])
             groups.append(group)
-            ranks.append(rank)
+            # Rows that are the same after cutting score the same; an order between them teaches nothing: it is a tie.
+            ranks.append(seen.setdefault(tuple(ids[-1]), rank))
     return RankedAnswers.pack(ids, masks, group=torch.tensor(groups), rank=torch.tensor(ranks))
 
 

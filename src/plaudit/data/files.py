@@ -31,7 +31,9 @@ def rows(source: str) -> Iterator[Row]:
         raise DataError(f"{source}: is a folder; name a file ({', '.join(READABLE)})")
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _columnar, ".arrow": _columnar}
     if suffix not in readers:
-        raise DataError(f"{source}: cannot tell what {suffix or 'a file without an ending'} holds; use {', '.join(READABLE)}")
+        raise DataError(
+            f"{source}: cannot tell what {suffix or 'a file without an ending'} holds; use {', '.join(READABLE)}"
+        )
     empty = True
     try:
         for row in readers[suffix](path):
@@ -47,7 +49,9 @@ def rows(source: str) -> Iterator[Row]:
 
 def _record(where: str, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise DataError(f"{where}: expected an object with named columns, found {type(value).__name__} ({str(value)[:60]!r})")
+        raise DataError(
+            f"{where}: expected an object with named columns, found {type(value).__name__} ({str(value)[:60]!r})"
+        )
     return where, value
 
 
@@ -76,16 +80,23 @@ def _json(path: Path) -> Iterator[Row]:
         yield _record(f"{path}, row {number}", value)
 
 
+#: where the csv module puts the fields that are too many; no column can be called so
+_REST = "\0"
+
+
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, restkey="")
+        reader = csv.DictReader(file, restkey=_REST)
         try:
             for number, row in enumerate(reader, 1):
                 where = f"{path}, row {number}"
-                if "" in row or None in row.values():
-                    found = sum(v is not None for k, v in row.items() if k) + len(row.get("") or [])
-                    raise DataError(f"{where}: expected {len(reader.fieldnames or [])} columns ({', '.join(reader.fieldnames or [])}), found {found}")
+                if _REST in row or None in row.values():
+                    found = sum(v is not None for k, v in row.items() if k != _REST) + len(row.get(_REST) or [])
+                    raise DataError(
+                        f"{where}: expected {len(reader.fieldnames or [])} columns "
+                        f"({', '.join(reader.fieldnames or [])}), found {found}"
+                    )
                 yield where, dict(row)
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: not valid CSV ({error})") from None
@@ -102,7 +113,7 @@ def _columnar(path: Path) -> Iterator[Row]:
     except Exception as error:
         raise DataError(f"{path}: not a readable {path.suffix[1:]} file ({_first_line(error)})") from None
     for number, row in enumerate(table, 1):
-        yield f"{path}, row {number}", dict(row)  # type: ignore[call-overload]
+        yield f"{path}, row {number}", dict(row)
 
 
 def _hub(source: str) -> Iterator[Row]:
@@ -114,7 +125,7 @@ def _hub(source: str) -> Iterator[Row]:
     except Exception as error:
         raise DataError(f"{source}: neither a file nor a data set that can be loaded ({_first_line(error)})") from None
     for number, row in enumerate(table, 1):
-        yield f"{source}, row {number}", dict(row)  # type: ignore[call-overload]
+        yield f"{source}, row {number}", dict(row)
 
 
 def text_column(where: str, row: dict[str, Any], name: str, *, allow_empty: bool = False) -> str:
@@ -127,7 +138,9 @@ def text_column(where: str, row: dict[str, Any], name: str, *, allow_empty: bool
         raise DataError(f"{where}: expected a column {name!r}, found {', '.join(map(repr, row)) or 'no columns'}")
     value = row[name]
     if not isinstance(value, str):
-        raise DataError(f"{where}: column {name!r} should be text, found {'null' if value is None else type(value).__name__}")
+        raise DataError(
+            f"{where}: column {name!r} should be text, found {'null' if value is None else type(value).__name__}"
+        )
     if not value.strip() and not allow_empty:
         raise DataError(f"{where}: column {name!r} is empty")
     return value

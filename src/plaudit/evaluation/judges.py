@@ -21,13 +21,15 @@ Judge = Callable[[Sequence[str]], list[float]]
 def _classifier(rated: Sequence[reviews.Rated]) -> Judge:
     """TF-IDF over words and pairs of words, with logistic regression: the probability of a favourable verdict."""
     try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
     except ImportError:
         raise DataError('this judge needs scikit-learn; run `pip install "plaudit[quickstart]"`') from None
-    words = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    model = make_pipeline(words, LogisticRegression(C=10.0, max_iter=300, solver="liblinear"))
+    # Hashed features need no vocabulary in memory, which for pairs of words would be hundreds of megabytes.
+    words = HashingVectorizer(ngram_range=(1, 2), n_features=2**20, alternate_sign=False, token_pattern=r"(?u)\b\w+\b")
+    tfidf = TfidfTransformer(sublinear_tf=True)
+    model = make_pipeline(words, tfidf, LogisticRegression(C=C, max_iter=300, solver="liblinear"))
     model.fit([r.text for r in rated], [r.favourable for r in rated])
     return lambda texts: model.predict_proba(list(texts))[:, 1].tolist() if len(texts) else []
 

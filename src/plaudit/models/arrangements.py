@@ -51,18 +51,20 @@ class Arrangement:
     joint: bool
 
 
-def arrange(model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str) -> Arrangement:
+def arrange(
+    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
+) -> Arrangement:
     """Builds the roles on ``model``, which becomes the actor.
 
     Raises:
-        ModelError: the roles cannot share a trunk because their lower blocks differ, or a role has nothing to start from.
+        ModelError: the roles cannot share a trunk because their lower blocks differ, or one has nothing to start from.
     """
     if critic_from == "auto":
         critic_from = "reward" if reward else "actor"
     if critic_from == "reward" and reward is None:
         raise ModelError("critic_from=reward needs a reward model, but a function scores; use critic_from=actor")
     if config.kind == "frozen_trunk":
-        return _frozen_trunk(model, reward, config.blocks, critic_from)
+        return _frozen_trunk(model, reward, config, critic_from)
     whole = _shared_trunk if config.kind == "shared_trunk" else _separate
     return whole(model, reward, critic_from)
 
@@ -86,20 +88,22 @@ def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, critic_fro
     return Arrangement(both, both, reference, _whole_reward(reward), lambda rows: rows, None, joint=True)
 
 
-def _frozen_trunk(model: PreTrainedModel, reward: RewardParts | None, blocks: int, critic_from: str) -> Arrangement:
-    base = model.base_model
-    trunk = Trunk(base, blocks)
-    if reward is not None and shared_depth(base, reward.base) < len(blocks_of(base)[1]) - blocks:
+def _frozen_trunk(
+    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
+) -> Arrangement:
+    base, blocks = model.base_model, config.blocks
+    trunk = Trunk(base, blocks, config.trunk_precision)
+    if reward is not None and share(base, reward.base) < len(blocks_of(base)[1]) - blocks:
         raise ModelError(
-            f"frozen_trunk: actor and reward model differ below the top {blocks} blocks, so they share no trunk; train both "
-            f"with train_blocks={blocks} from one model, or use arrangement.kind=separate"
+            f"frozen_trunk: actor and reward model differ below the top {blocks} blocks, so they share no trunk; "
+            f"train both with train_blocks={blocks} from one model, or use arrangement.kind=separate"
         )
     model.requires_grad_(False)
     language = LanguageHead(model)
-    reference = Network(_upper(base, own_blocks(base, blocks), blocks), language)
+    reference = Network(UpperStack(own_blocks(base, blocks), blocks), language)
     start, head = _critic_start(base, reward, critic_from)
-    critic = Network(_upper(base, own_blocks(start, blocks), blocks), scalar=head)
-    scorer = Network(_upper(base, reward.base, blocks), scalar=reward.head) if reward else None
+    critic = Network(UpperStack(own_blocks(start, blocks), blocks), scalar=head)
+    scorer = Network(UpperStack(reward.base, blocks), scalar=reward.head) if reward else None
     actor = Network(UpperStack(base, blocks), language)
     for network in (reference, scorer):
         if network is not None:
@@ -109,17 +113,6 @@ def _frozen_trunk(model: PreTrainedModel, reward: RewardParts | None, blocks: in
         blocks_of(network.stack.base)[1].requires_grad_(True)
     head.requires_grad_(True)
     return Arrangement(actor, critic, reference, scorer, trunk.prepare, trunk.last, joint=False)
-
-
-def _upper(base: PreTrainedModel, other: PreTrainedModel, blocks: int) -> UpperStack:
-    """The top of ``other``, holding on to ``base``'s modules wherever they are equal: the rest can be freed."""
-    stack = UpperStack(other, blocks)
-    name, _ = blocks_of(stack.base)
-    for child, module in base.named_children():
-        mine = getattr(stack.base, child)
-        if child != name and mine is not module and _equal(module, mine):
-            setattr(stack.base, child, module)
-    return stack
 
 
 def _frozen_copy(model: PreTrainedModel) -> Network:
@@ -136,7 +129,9 @@ def _whole_reward(reward: RewardParts | None) -> Network | None:
     return network
 
 
-def _critic_start(base: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> tuple[PreTrainedModel, nn.Linear]:
+def _critic_start(
+    base: PreTrainedModel, reward: RewardParts | None, critic_from: str
+) -> tuple[PreTrainedModel, nn.Linear]:
     """A decoder and a head of its own: the reward model's, or the actor's with a zero head."""
     if critic_from == "reward" and reward is not None:
         return reward.base, scalar_head(reward.head.weight.detach(), -reward.head.bias.item())
@@ -149,43 +144,49 @@ def _equal(a: nn.Module, b: nn.Module) -> bool:
     return mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
 
 
-def shared_depth(a: PreTrainedModel, b: PreTrainedModel) -> int:
-    """How many of their lowest blocks two decoders have in common; 0 if already the embeddings differ."""
+def share(a: PreTrainedModel, b: PreTrainedModel) -> int:
+    """Gives ``b`` the modules of ``a`` wherever they are equal, so that its own can be freed.
+
+    Returns how many of their lowest blocks the two decoders have in common; 0 if already the embeddings differ.
+    """
     name, blocks = blocks_of(a)
-    if type(a) is not type(b) or len(blocks) != len(blocks_of(b)[1]):
+    other = blocks_of(b)[1]
+    if type(a) is not type(b) or len(blocks) != len(other):
         return 0
+    same_embeddings = True
     for child, module in a.named_children():
-        other = getattr(b, child)
-        if child != name and isinstance(module, nn.Embedding) and not _equal(module, other):
-            return 0
+        if child == name:
+            continue
+        if _equal(module, getattr(b, child)):
+            setattr(b, child, module)
+        elif isinstance(module, nn.Embedding):
+            same_embeddings = False
     depth = 0
-    for mine, theirs in zip(blocks, blocks_of(b)[1], strict=True):
-        if not _equal(mine, theirs):
-            break
+    while same_embeddings and depth < len(blocks) and _equal(blocks[depth], other[depth]):
+        other[depth] = blocks[depth]
         depth += 1
     return depth
 
 
-def read_together(models: list[PreTrainedModel]) -> tuple[list[Stack], Callable[[PreTrainedModel], nn.Module | None]]:
-    """Stacks that read the same rows, over one trunk where all the models' lower blocks are equal.
-
-    The second result says, for each model, the module whose output an engine has to record for these stacks.
-    """
-    first = models[0]
-    total = len(blocks_of(first)[1])
-    depth = min(shared_depth(first, other) for other in models[1:]) if len(models) > 1 else 0
+def read_together(models: list[PreTrainedModel], depth: int) -> list[Stack]:
+    """Stacks that read the same rows: from the features of ``depth`` shared blocks, or whole where it is 0."""
     if depth == 0:
-        return [WholeStack(m) for m in models], lambda _model: None
-    upper = max(1, total - depth)
-    return [_upper(first, m, upper) for m in models], lambda model: blocks_of(model)[1][total - upper - 1]
+        return [WholeStack(m) for m in models]
+    return [UpperStack(m, max(1, len(blocks_of(m)[1]) - depth)) for m in models]
 
 
-def trainable_top(base: PreTrainedModel, blocks: int) -> tuple[Stack, Trunk | None]:
+def recorded_block(base: PreTrainedModel, depth: int) -> nn.Module | None:
+    """The module whose output is the features of ``depth`` shared blocks, for an engine to record."""
+    blocks = blocks_of(base)[1]
+    return blocks[min(depth, len(blocks) - 1) - 1] if depth else None
+
+
+def trainable_top(base: PreTrainedModel, blocks: int, precision: str = "float32") -> tuple[Stack, Trunk | None]:
     """A stack that trains the top ``blocks`` blocks over a frozen trunk, or all weights where ``blocks`` is 0."""
     if not blocks:
         base.requires_grad_(True)
         return WholeStack(base), None
-    trunk = Trunk(base, blocks)
+    trunk = Trunk(base, blocks, precision)
     base.requires_grad_(False)
     stack = UpperStack(base, blocks)
     blocks_of(stack.base)[1].requires_grad_(True)

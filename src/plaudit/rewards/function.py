@@ -52,8 +52,18 @@ class FunctionReward:
         try:
             scores = list(self.function(prompts, self.tokenizer.responses(rollout), **columns))
         except Exception as error:
-            raise RewardError(f"reward function {self.name} raised {type(error).__name__}: {error}") from error
+            where = self._row_at_fault(prompts, rollout, columns)
+            raise RewardError(f"reward function {self.name} raised {type(error).__name__}{where}: {error}") from error
         return torch.tensor(checked(scores, len(rollout), f"reward function {self.name}"))
+
+    def _row_at_fault(self, prompts: list[str], rollout: Rollout, columns: dict[str, list[Any]]) -> str:
+        """The first row on which the function fails by itself, for the message."""
+        for row, response in enumerate(self.tokenizer.responses(rollout)):
+            try:
+                list(self.function([prompts[row]], [response], **{k: [v[row]] for k, v in columns.items()}))
+            except Exception:
+                return f" at row {row} ({prompts[row][:40]!r})"
+        return ""
 
 
 def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
@@ -66,10 +76,11 @@ def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
         raise RewardError(f"{who} returned {len(scores)} values for {count} rows; return one number a row")
     for row, score in enumerate(scores):
         try:
-            finite = math.isfinite(score)
-        except TypeError:
+            # float32 is what the score becomes: 1e39 is finite in Python and infinite there
+            finite = math.isfinite(float(score)) and abs(float(score)) <= torch.finfo(torch.float32).max
+        except (TypeError, ValueError, OverflowError):
             finite = False
-        if not finite:
+        if not finite or isinstance(score, str):
             raise RewardError(f"{who} returned {score!r} for row {row}; return a finite number")
     return [float(score) for score in scores]
 
@@ -91,8 +102,11 @@ def load_function(spec: str) -> Callable[..., Any]:
             found.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"{spec}: cannot be imported: {error}") from None
+    except ConfigError:
+        raise
+    except Exception as error:
+        # whatever the user's own file raises while it is read is a mistake of that file
+        raise ConfigError(f"{spec}: cannot be imported: {type(error).__name__}: {error}") from None
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{spec}: {place} has no function {name!r}")

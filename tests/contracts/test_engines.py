@@ -1,0 +1,112 @@
+"""What every rollout engine promises; run for the local engine on several families of models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import FAMILIES, build
+
+from plaudit.config import SamplingConfig
+from plaudit.learner import Scorer
+from plaudit.models.network import LanguageHead, Network, token_logprobs
+from plaudit.models.stack import WholeStack
+from plaudit.rollout.local import LocalEngine, sample
+from plaudit.types import Prompt
+
+PROMPTS = [Prompt("", (5, 9, 3)), Prompt("", (7, 2)), Prompt("", (4, 4, 4, 8, 11)), Prompt("", (6,))]
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    return build(request.param, seed=0)
+
+
+def test_greedy_answers_are_those_of_transformers(model):
+    engine = LocalEngine(model, [10**6])
+    rollout = engine.generate(PROMPTS, SamplingConfig(temperature=0.0, max_new_tokens=8), seed=0)
+    model.generation_config.eos_token_id = None
+    for i, prompt in enumerate(PROMPTS):
+        expected = model.generate(torch.tensor([prompt.ids]), max_new_tokens=8, do_sample=False)[0, len(prompt.ids) :]
+        assert rollout.response_ids(i) == expected.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_log_probabilities_are_the_scorers_at_the_sampling_temperature(model, temperature: float):
+    rollout = LocalEngine(model, [1, 2]).generate(
+        PROMPTS * 3, SamplingConfig(temperature=temperature, max_new_tokens=12), seed=1
+    )
+    network = Network(WholeStack(model.base_model), LanguageHead(model))
+    scored = Scorer(network, token_budget=20).evaluate(
+        rollout, lambda out, rows: token_logprobs(out, rows, temperature)
+    )
+    assert torch.allclose(scored, rollout.logprobs, atol=1e-4)
+
+
+def test_terminated_and_truncated_are_told_apart():
+    model = build("llama", seed=0)
+    rollout = LocalEngine(model, range(0, 16)).generate(PROMPTS * 8, SamplingConfig(max_new_tokens=3), seed=2)
+    assert rollout.terminated.any() and not rollout.terminated.all()
+    for i in range(len(rollout)):
+        chosen = rollout.tokens[i][rollout.mask[i]].tolist()
+        ends = [token < 16 for token in chosen]
+        assert not any(ends[:-1])
+        assert ends[-1] == bool(rollout.terminated[i])
+        assert len(chosen) == 3 or ends[-1]
+
+
+def test_rows_keep_the_order_of_the_prompts_and_the_prompt_is_no_choice():
+    rollout = LocalEngine(build("llama", seed=0), [1], max_rows=3).generate(
+        PROMPTS, SamplingConfig(max_new_tokens=4), seed=0
+    )
+    for i, prompt in enumerate(PROMPTS):
+        assert tuple(rollout.tokens[i, : len(prompt.ids)].tolist()) == prompt.ids
+        assert not rollout.mask[i, : len(prompt.ids)].any()
+        assert rollout.prompts[i] is prompt
+
+
+def test_an_end_token_inside_the_prompt_ends_nothing():
+    engine = LocalEngine(build("llama", seed=0), [5])
+    rollout = engine.generate([Prompt("", (5, 5, 9))], SamplingConfig(temperature=0.0, max_new_tokens=4), seed=0)
+    assert rollout.mask.sum() >= 1
+
+
+def test_a_row_does_not_depend_on_its_neighbours(model):
+    engine = LocalEngine(model, [1, 2, 3, 4])
+    sampling = SamplingConfig(max_new_tokens=10)
+    together = engine.generate(PROMPTS, sampling, seed=5)
+    alone = engine.generate(PROMPTS[:1], sampling, seed=5)
+    assert together.response_ids(0) == alone.response_ids(0)
+
+
+def test_the_same_seed_gives_the_same_answers_and_leaves_the_global_stream_alone():
+    engine = LocalEngine(build("llama", seed=0), [1])
+    before = torch.random.get_rng_state()
+    first = engine.generate(PROMPTS, SamplingConfig(max_new_tokens=8), seed=7)
+    second = engine.generate(PROMPTS, SamplingConfig(max_new_tokens=8), seed=7)
+    other = engine.generate(PROMPTS, SamplingConfig(max_new_tokens=8), seed=8)
+    assert torch.equal(first.tokens, second.tokens)
+    assert first.tokens.shape != other.tokens.shape or not torch.equal(first.tokens, other.tokens)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_answers_carry_the_version_of_the_weights():
+    engine = LocalEngine(build("llama", seed=0), [1])
+    engine.load(4)
+    assert engine.generate(PROMPTS, SamplingConfig(max_new_tokens=2), seed=0).version.tolist() == [4] * 4
+
+
+def test_sampling_follows_the_distribution():
+    """Chi-square over 20,000 draws from 8 tokens: below the 99.9 % point of 7 degrees of freedom, 24.32."""
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 0.5, -3.0, 1.5]).repeat(20000, 1)
+    uniform = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    tokens, logprobs = sample(logits, uniform, 0.7)
+    expected = torch.softmax(logits[0] / 0.7, -1)
+    counts = torch.bincount(tokens, minlength=8)
+    assert ((counts - 20000 * expected) ** 2 / (20000 * expected)).sum() < 24.32
+    assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-5)
+
+
+def test_an_impossible_token_is_never_drawn():
+    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).repeat(3, 1)
+    tokens, _ = sample(logits, torch.tensor([0.0, 0.5, 0.9999999]), 1.0)
+    assert set(tokens.tolist()) <= {1, 3}
