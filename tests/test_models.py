@@ -119,7 +119,7 @@ def test_the_tiny_model_is_the_same_everywhere_and_leaves_the_global_stream_alon
         assert torch.equal(before, torch.random.get_rng_state())
         weights.append(load_language_model("tiny")[0].state_dict())
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
-    assert [p.name for p in (tmp_path / "one").iterdir()] == ["tiny-2"]
+    assert [p.name for p in (tmp_path / "one").iterdir()] == ["tiny-3"]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])

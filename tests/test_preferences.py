@@ -10,7 +10,7 @@ import pytest
 
 from plaudit.algorithms.reward import ranked_answers
 from plaudit.errors import DataError
-from plaudit.preferences.store import PreferenceStore, fingerprint
+from plaudit.preferences.store import PreferenceStore
 from plaudit.tokenizer import Tokenizer
 from plaudit.types import Answer, Comparison, Preference
 
@@ -71,16 +71,20 @@ def test_unlabelled_is_what_nobody_or_not_this_annotator_has_judged(store: Prefe
     assert store.unlabelled("new") == [first, second, third]
 
 
-def test_fingerprints_tell_texts_apart_and_nothing_else():
+def test_a_comparison_that_is_there_already_is_not_stored_again(store: PreferenceStore):
+    """An interrupted collection can be repeated; another text, order or number of answers is another comparison."""
     one = comparison("p", "a", "b")
-    assert fingerprint(one) == fingerprint(Comparison(9, "p", one.answers))
+    (first,) = store.add([one])
     others = [
         comparison("p", "b", "a"),
         comparison("q", "a", "b"),
         comparison("p", "ab", ""),
         comparison("p", "a", "b", ""),
     ]
-    assert len({fingerprint(c) for c in [one, *others]}) == 5
+    again = store.add([one, *others])
+    assert again[0].id == first.id
+    assert len({c.id for c in again}) == 5
+    assert len(store.unlabelled()) == 5
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -51,11 +51,18 @@ def _oldest_first(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that can be read, or None where there is none."""
-    for candidate in reversed(_oldest_first(folder)):
+    """The newest checkpoint that can be read, or None where there is none.
+
+    Raises:
+        RunError: there are checkpoints, and none can be read; a silent start from the beginning would lose them.
+    """
+    found = _oldest_first(folder)
+    for candidate in reversed(found):
         try:
             meta = json.loads((candidate / "meta.json").read_text(encoding="utf-8"))
             return load_file(candidate / "state.safetensors"), meta
         except (OSError, ValueError, SafetensorError):
             continue
+    if found:
+        raise RunError(f"{folder}: none of the {len(found)} checkpoints can be read; start anew with another out=…")
     return None

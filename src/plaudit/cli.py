@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit import config as configs
-from plaudit.errors import ConfigError, PlauditError, RunError
+from plaudit.errors import ConfigError, DataError, PlauditError, RunError
 
 STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
@@ -194,7 +194,7 @@ def _score(arguments: argparse.Namespace) -> None:
     config = _read(configs.ScoreConfig, arguments.config)
     from plaudit.recipes import score
 
-    lines = [json.dumps(row, ensure_ascii=False) for row in score(arguments.model, arguments.file, config)]
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in score(arguments.model, arguments.file, config)]
     if not config.out:
         print("\n".join(lines))
         return
@@ -216,4 +216,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         except EOFError:
             return
         if line.strip():
-            print(chat.answer(line))
+            try:
+                print(chat.answer(line))
+            except DataError as error:
+                print(f"plaudit: {error}", file=sys.stderr)

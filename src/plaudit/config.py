@@ -64,7 +64,7 @@ TRUNK_PRECISION = (
 
 class RunConfig(Frozen):
     out: str = Field("", description="run folder; it must not hold a run already (or use --resume)")
-    seed: int = Field(0, ge=0, description="seed of every random stream")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of every random stream")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps; auto takes a GPU where there is one")
 
 
@@ -81,7 +81,7 @@ class SFTConfig(RunConfig):
     )
     trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the data")
-    batch_size: int = Field(16, ge=1, description="rows an optimizer step")
+    batch_size: int = Field(8, ge=1, description="rows an optimizer step")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=5)
 
 
@@ -92,7 +92,7 @@ class CollectConfig(RunConfig):
         "reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…"
     )
     count: int = Field(
-        96, ge=0, description="number of prompts, taken from the start; 0 samples none (with comparisons)"
+        64, ge=0, description="number of prompts, taken from the start; 0 samples none (with comparisons)"
     )
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
@@ -100,6 +100,14 @@ class CollectConfig(RunConfig):
     comparisons: str = Field(
         "", description="ready-made human judgements to add: a file of prompt, chosen, rejected, or reviews/comparisons"
     )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.count and not self.comparisons:
+            raise ValueError("count is 0 and comparisons is empty: nothing would be collected; set one of them")
+        if self.count and self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature: 0 gives the same answer k times; use for example 1.0")
+        return self
 
 
 class LabelConfig(RunConfig):
@@ -123,7 +131,7 @@ class RewardConfig(RunConfig):
     trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the comparisons")
     batch_answers: int = Field(32, ge=2, description="answers an optimizer step; a comparison is never cut")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, warmup_steps=5)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.25e-4, warmup_steps=5, micro_batch_tokens=512)
 
 
 class ArrangementConfig(Frozen):
@@ -164,7 +172,7 @@ class PPOConfig(RunConfig):
         "auto", description="where the critic starts: the reward model (auto, where there is one), or the actor"
     )
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(40, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(26, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(32, ge=1, description="prompts an iteration")
     epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
     minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
@@ -176,8 +184,8 @@ class PPOConfig(RunConfig):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
     kl: KLConfig = KLConfig()
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=3)
-    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=3)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8)
+    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8)
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )
@@ -188,6 +196,10 @@ class PPOConfig(RunConfig):
     def _possible(self) -> Self:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature: PPO needs sampled answers; 0 is greedy. Use for example 0.8")
+        if self.arrangement.kind == "shared_trunk" and self.critic_from == "reward":
+            raise ValueError(
+                "critic_from: with shared_trunk the critic is a new head on the actor; use critic_from=auto"
+            )
         if self.minibatches > self.batch_size:
             raise ValueError(
                 f"minibatches ({self.minibatches}) exceeds batch_size ({self.batch_size}); lower it or raise batch_size"
@@ -213,14 +225,38 @@ class EvaluateConfig(RunConfig):
 class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
-    sft: SFTConfig = SFTConfig(rows=1008, trunk_precision="auto")
+    sft: SFTConfig = SFTConfig(rows=720, trunk_precision="auto")
     collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons")
     label: LabelConfig = LabelConfig(limit=48)
     reward: RewardConfig = RewardConfig(trunk_precision="auto")
-    ppo: PPOConfig = PPOConfig(
-        iterations=32, monitors=["gold", "vader"], arrangement=ArrangementConfig(trunk_precision="auto")
-    )
+    ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"], arrangement=ArrangementConfig(trunk_precision="auto"))
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _wired(self) -> Self:
+        """The quickstart connects its stages itself; a key that it would overwrite is refused, not ignored."""
+        for stage, keys in WIRED.items():
+            default = type(self).model_fields[stage].default
+            for key in ("out", "seed", "device", *keys):
+                if getattr(getattr(self, stage), key) != getattr(default, key):
+                    advice = (
+                        f"set {key}=… for the whole"
+                        if key in ("out", "seed", "device", "model")
+                        else "it connects the stages"
+                    )
+                    raise ValueError(f"{stage}.{key}: the quickstart sets this itself; {advice}")
+        return self
+
+
+#: keys of the quickstart's stages that follow from its own
+WIRED = {
+    "sft": ("model",),
+    "collect": ("model", "store"),
+    "label": ("store",),
+    "reward": ("model", "store"),
+    "ppo": ("model", "reward"),
+    "evaluate": ("model", "reference", "reward"),
+}
 
 
 class ChatConfig(Frozen):

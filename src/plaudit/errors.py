@@ -23,3 +23,8 @@ class RunError(PlauditError):
 
 class Interrupted(PlauditError):
     """Ctrl-C: what is done is saved; the message says how to go on."""
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's message, or its class where there is none: what fits into a message of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]

@@ -69,7 +69,9 @@ class Learner:
         decay = [p for p in self.named.values() if p.dim() >= 2]
         plain = [p for p in self.named.values() if p.dim() < 2]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True
+        )
         self.steps = 0
 
     def learning_rate(self) -> float:
@@ -144,6 +146,4 @@ class Learner:
             prefix = f"optimizer.{name}."
             moments = {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
             if moments:
-                self.optimizer.state[p] = {
-                    k: v.clone() if k == "step" else v.to(p.device, copy=True) for k, v in moments.items()
-                }
+                self.optimizer.state[p] = {k: v.to(p.device, copy=True) for k, v in moments.items()}

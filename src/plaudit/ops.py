@@ -177,6 +177,12 @@ def logprobs_and_entropy(
     return logp.gather(-1, chosen[:, None]).squeeze(-1), -(logp.exp() * logp).sum(-1)
 
 
+def logprobs_of(logits: Float[Tensor, "N V"], chosen: Tensor) -> Float[Tensor, " N"]:
+    """log softmax(logits)[chosen] of each row, in nats, without the distribution. ``chosen`` is i64 (N,)."""
+    logits = logits.float()
+    return logits.gather(-1, chosen[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
 def bradley_terry(
     chosen: Float[Tensor, "*n"], rejected: Float[Tensor, "*n"], margin: Float[Tensor, "*n"] | float = 0.0
 ) -> Float[Tensor, "*n"]:

@@ -6,6 +6,7 @@ three methods; above it only the command line.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from plaudit import device as devices
 from plaudit.algorithms import ppo as ppo_algorithm
@@ -32,9 +35,9 @@ from plaudit.config import (
 )
 from plaudit.data import files
 from plaudit.data import rows as data
-from plaudit.errors import ConfigError, DataError, ModelError, RunError
+from plaudit.errors import ConfigError, DataError, Interrupted, ModelError, RunError
 from plaudit.evaluation import baselines, judges
-from plaudit.evaluation.compare import Answers, compare
+from plaudit.evaluation.compare import Answers, compare, distinct, level
 from plaudit.learner import Learner, Scorer
 from plaudit.models.arrangements import (
     RewardParts,
@@ -47,23 +50,26 @@ from plaudit.models.arrangements import (
 from plaudit.models.load import (
     load_language_model,
     load_reward_model,
+    load_tokenizer,
+    locate,
     new_reward_model,
     save_language_model,
     save_reward_model,
 )
 from plaudit.models.network import LanguageHead, Network, scalar_head, text_scores, token_logprobs
 from plaudit.models.stack import Trunk, WholeStack
+from plaudit.preferences.source import PreferenceSource
 from plaudit.preferences.store import PreferenceStore
 from plaudit.progress import Bar, clock, graceful, say
 from plaudit.report import write_report
-from plaudit.rewards.function import FunctionReward, checked, is_function, load_function
+from plaudit.rewards.function import FunctionReward, RewardError, checked, is_function, load_function
 from plaudit.rewards.model import ModelReward
 from plaudit.rewards.source import RewardSource
 from plaudit.rollout.local import LocalEngine
-from plaudit.runs import Run
+from plaudit.runs import Run, read_json, read_jsonl
 from plaudit.tokenizer import Tokenizer
 from plaudit.training import fit, interrupted
-from plaudit.types import Preference, Prompt, RankedAnswers, Rollout, Sequences
+from plaudit.types import Answer, Comparison, Preference, Prompt, RankedAnswers, Rollout, Sequences
 
 Summary = dict[str, Any]
 Watch = Callable[[Sequence[str], Sequence[str]], list[float]]
@@ -89,7 +95,7 @@ def _save(folder: Path, write: Callable[[Path], None]) -> Path:
         write(scratch)
         shutil.rmtree(folder, ignore_errors=True)
         scratch.rename(folder)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise RunError(f"{folder}: the model could not be written: {error}") from None
     return folder
@@ -106,7 +112,10 @@ def sft(config: SFTConfig, *, resume: bool = False) -> Summary:
     device = devices.pick(config.device)
     model, tokenizer = load_language_model(config.model)
     rows, counted = data.demonstrations(config.data, tokenizer, limit=config.rows, max_length=config.max_length)
+    _holds(model, config.max_length, "max_length")
     model.to(device)
+    if config.train_blocks:
+        model.requires_grad_(False)
     stack, trunk = trainable_top(model.base_model, config.train_blocks, config.trunk_precision)
     network = Network(stack, LanguageHead(model))
     order = _epochs(len(rows), config.batch_size, config.epochs, config.seed)
@@ -139,7 +148,8 @@ def _try_out(model, tokenizer: Tokenizer, rows: Sequences, seed: int, device) ->
     prompts = []
     for i in range(min(8, len(rows))):
         given = int((~rows.mask[i, : int(rows.lengths[i])]).sum())
-        ids = rows.tokens[i, : max(given, min(4, int(rows.lengths[i]) - 1))].tolist()
+        # a whole text supervises all but its first token; it is continued from its first few
+        ids = rows.tokens[i, : given if given > 1 else max(1, min(4, int(rows.lengths[i]) - 1))].tolist()
         prompts.append(Prompt(tokenizer.decode(ids), tuple(ids)))
     engine = LocalEngine(model, tokenizer.end_ids, device=device)
     rollout = engine.generate(prompts, SamplingConfig(temperature=0.8), seed=seed)
@@ -154,14 +164,18 @@ def collect(config: CollectConfig, *, resume: bool = False) -> Summary:
     run = Run.open("collect", config, resume=resume)
     if done := _already(run):
         return done
+    run.forget_after(0)
     summary: Summary = {"answers": 0, "comparisons": 0, "human_comparisons": 0}
     ready = data.human_comparisons(config.comparisons) if config.comparisons else []
     answered, samples = _sample_comparisons(config) if config.count else ([], [])
     store = PreferenceStore(config.store, create=True)
     if ready:
         stored = store.add([comparison for comparison, _ in ready])
-        store.record([Preference(c, ranks, "people") for c, (_, ranks) in zip(stored, ready, strict=True)])
-        summary["human_comparisons"] = len(stored)
+        new = {c.id for c in store.unlabelled("people")}
+        said = [Preference(c, ranks, "people") for c, (_, ranks) in zip(stored, ready, strict=True)]
+        said = [p for p in said if p.comparison.id in new]
+        store.record(said)
+        summary["human_comparisons"] = len(said)
     if answered:
         store.add(answered)
         summary["comparisons"], summary["answers"] = len(answered), len(answered) * config.k
@@ -172,11 +186,10 @@ def collect(config: CollectConfig, *, resume: bool = False) -> Summary:
 
 
 def _sample_comparisons(config: CollectConfig):
-    from plaudit.types import Answer, Comparison
-
     device = devices.pick(config.device)
     model, tokenizer = load_language_model(config.model)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
+    _fits(model, prompts, config.sampling)
     engine = LocalEngine(model.to(device), tokenizer.end_ids, device=device)
     asked = [prompt for prompt in prompts for _ in range(config.k)]
     rollout = _generate(engine, asked, config.sampling, config.seed, "sampling answers")
@@ -202,27 +215,38 @@ def label(config: LabelConfig, *, resume: bool = False) -> Summary:
     run = Run.open("label", config, resume=resume)
     if done := _already(run):
         return done
+    run.forget_after(0)
     store = PreferenceStore(config.store)
-    waiting = store.unlabelled()
-    if not waiting:
-        raise DataError(f"{config.store}: no comparison is waiting for a label; `plaudit collect` adds some")
-    waiting = waiting[: config.limit or None]
-    oracle = judges.Oracle()
+    chosen = _chosen(run, store, config.limit)
+    oracle: PreferenceSource = judges.Oracle()
+    todo = [c for c in store.unlabelled(oracle.name) if c.id in chosen]
     started = time.time()
-    labels = oracle.label(waiting)
-    seconds = (time.time() - started) / len(waiting)
-    store.record([Preference(c, ranks, oracle.name, seconds=seconds) for c, ranks in zip(waiting, labels, strict=True)])
+    labels = oracle.label(todo)
+    seconds = (time.time() - started) / max(1, len(todo))
+    store.record([Preference(c, ranks, oracle.name, seconds=seconds) for c, ranks in zip(todo, labels, strict=True)])
+    mine = [p for p in store.preferences() if p.comparison.id in chosen and p.annotator == oracle.name]
     counts = store.counts()
     store.close()
-    run.log(1, {"labelled": len(waiting), "ties": sum(len(set(r)) < len(r) for r in labels)})
-    run.log_samples(
-        1,
-        [
-            {"prompt": c.prompt, "answers": [a.text for a in c.answers], "ranks": list(r), "annotator": oracle.name}
-            for c, r in zip(waiting[:20], labels, strict=False)
-        ],
-    )
-    return _finish(run, {"labelled": len(waiting), "store_counts": counts, "seed": config.seed})
+    run.log(1, {"labelled": len(mine), "ties": sum(len(set(p.ranks)) < len(p.ranks) for p in mine)})
+    run.log_samples(1, [_said(p) for p in mine[:20]])
+    return _finish(run, {"labelled": len(mine), "store_counts": counts, "seed": config.seed})
+
+
+def _chosen(run: Run, store: PreferenceStore, limit: int) -> set[int]:
+    """The comparisons this run labels, decided once: a run that was interrupted goes on with the same ones."""
+    plan = read_json(run.path("chosen.json"))
+    if plan is None:
+        waiting = store.unlabelled()
+        if not waiting:
+            raise DataError(f"{store.path}: no comparison is waiting for a label; `plaudit collect` adds some")
+        plan = {"comparisons": [c.id for c in waiting[: limit or None]]}
+        run.write("chosen.json", plan)
+    return set(plan["comparisons"])
+
+
+def _said(p: Preference) -> dict[str, Any]:
+    answers = [a.text for a in p.comparison.answers]
+    return {"prompt": p.comparison.prompt, "answers": answers, "ranks": list(p.ranks), "annotator": p.annotator}
 
 
 # --- reward model -----------------------------------------------------------------------------------------------------
@@ -243,8 +267,9 @@ def reward(config: RewardConfig, *, resume: bool = False) -> Summary:
             f"{len(parts.held_out)} held out); label some with `plaudit label --oracle`"
         )
     device = devices.pick(config.device)
-    _, tokenizer = load_language_model(config.model)
+    tokenizer = load_tokenizer(config.model)
     model = new_reward_model(config.model, tokenizer).to(device)
+    _holds(model, config.max_length, "max_length")
     stack, trunk = trainable_top(model.base_model, config.train_blocks, config.trunk_precision)
     network = Network(stack, scalar=scalar_head(torch.zeros(1, model.config.hidden_size)).to(device))
     size = [len(p.comparison.answers) for p in parts.train]
@@ -358,8 +383,6 @@ def ppo(config: PPOConfig, *, resume: bool = False) -> Summary:
             if stop.requested and state.iteration < config.iterations:
                 raise interrupted(run, f"iteration {state.iteration} of {config.iterations}")
     _save(run.path("model"), lambda folder: save_language_model(model, tokenizer, folder))
-    from plaudit.runs import read_jsonl
-
     lines = read_jsonl(run.path("metrics.jsonl"))
     summary = {
         "iterations": state.iteration,
@@ -371,25 +394,37 @@ def ppo(config: PPOConfig, *, resume: bool = False) -> Summary:
     return _finish(run, summary | {"seed": config.seed})
 
 
-def _fits(model, prompts: Sequence[Prompt], sampling: SamplingConfig) -> None:
-    context = getattr(model.config, "max_position_embeddings", None)
+def _fits(model: PreTrainedModel, prompts: Sequence[Prompt], sampling: SamplingConfig) -> None:
+    context = _context(model)
     longest = max(len(p.ids) for p in prompts)
     if context and longest + sampling.max_new_tokens > context:
         raise DataError(
             f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context "
-            f"of {context}; set max_prompt_tokens={context - sampling.max_new_tokens} with long_prompts=keep_end, "
-            "or shorten the answers"
+            f"of {context}; shorten the prompts, or lower sampling.max_new_tokens"
         )
+
+
+def _holds(model: PreTrainedModel, tokens: int, key: str) -> None:
+    context = _context(model)
+    if context and tokens > context:
+        raise ConfigError(f"{key}={tokens} exceeds the model's context of {context}; lower it")
+
+
+def _context(model: PreTrainedModel) -> int | None:
+    """How many tokens the model's positions reach, where it says so."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def _one_vocabulary(mine: Tokenizer, other: Tokenizer, name: str) -> None:
+    if mine.fingerprint() != other.fingerprint():
+        raise ModelError(f"{name}: its vocabulary differs from the policy's; train both from one model")
 
 
 def _roles(config: PPOConfig, model, tokenizer: Tokenizer, device) -> ppo_algorithm.Roles:
     parts: RewardParts | None = None
     if not is_function(config.reward):
         reward_model, head, reward_tokenizer = load_reward_model(config.reward)
-        if reward_tokenizer.fingerprint() != tokenizer.fingerprint():
-            raise ModelError(
-                f"{config.reward}: reward model and actor have different vocabularies; train both from one model"
-            )
+        _one_vocabulary(tokenizer, reward_tokenizer, config.reward)
         parts = RewardParts(reward_model.base_model.to(device), head.to(device))
     made = arrange(model, parts, config.arrangement, config.critic_from)
     for network in (made.actor, made.critic, made.reference, made.reward):
@@ -438,7 +473,15 @@ def _watch(name: str) -> Watch:
     if not is_function(name):
         raise ConfigError(f"unknown judge {name!r}: gold, vader, or a function as file.py:name")
     function = load_function(name)
-    return lambda prompts, responses: checked(list(function(prompts, responses)), len(prompts), name)
+
+    def watch(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        try:
+            said = list(function(prompts, responses))
+        except Exception as error:
+            raise RewardError(f"judge {name} raised {type(error).__name__}: {error}") from error
+        return checked(said, len(prompts), f"judge {name}")
+
+    return watch
 
 
 def _log_iteration(
@@ -450,8 +493,6 @@ def _log_iteration(
     watches: dict[str, Watch],
     seconds: float,
 ) -> dict[str, float]:
-    from plaudit.evaluation.compare import distinct, level
-
     texts = tokenizer.responses(done.rollout)
     prompts = [p.text for p in done.rollout.prompts]
     judged = {name: watch(prompts, texts) for name, watch in watches.items()}
@@ -505,13 +546,15 @@ def evaluate(config: EvaluateConfig, *, resume: bool = False) -> Summary:
     device = devices.pick(config.device)
     model, tokenizer = load_language_model(config.model)
     reference, other = load_language_model(config.reference)
-    if other.fingerprint() != tokenizer.fingerprint():
-        raise ModelError(f"{config.model} and {config.reference} have different vocabularies; their KL is not defined")
-    depth = share(model.base_model, reference.base_model)
+    _one_vocabulary(tokenizer, other, config.reference)
+    run.forget_after(0)
+    everything = model.config.num_hidden_layers
+    depth = share(model.base_model, reference.base_model, at_most=everything)
     bases, head = [model.base_model, reference.base_model], None
     if config.reward:
-        scoring, head, _ = load_reward_model(config.reward)
-        depth = min(depth, share(model.base_model, scoring.base_model))
+        scoring, head, other = load_reward_model(config.reward)
+        _one_vocabulary(tokenizer, other, config.reward)
+        depth = min(depth, share(model.base_model, scoring.base_model, at_most=everything))
         bases.append(scoring.base_model)
     for part in (model, reference, *bases, *([head] if head is not None else [])):
         part.to(device)
@@ -578,7 +621,7 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
     """The rows of ``file`` (a column text, or prompt and response) with a reward model's score added to each."""
     device = devices.pick(config.device)
     loaded, head, tokenizer = load_reward_model(model)
-    rows, ids = [], []
+    rows, ids, places = [], [], []
     for where, row in files.rows(file):
         if "response" in row:
             prompt = files.text_column(where, row, "prompt", allow_empty=True)
@@ -589,7 +632,12 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
         else:
             tokens = tokenizer.text_ids(files.text_column(where, row, "text"))
         rows.append(row)
+        places.append(where)
         ids.append(tokens or [tokenizer.end_ids[0]])
+    context = _context(loaded)
+    for where, tokens in zip(places, ids, strict=True):
+        if context and len(tokens) > context:
+            raise DataError(f"{where}: {len(tokens)} tokens exceed the model's context of {context}; shorten the text")
     network = Network(WholeStack(loaded.base_model), scalar=head).to(device)
     packed = Sequences.pack(ids, [[True] * len(i) for i in ids])
     scores = Scorer(network, device).evaluate(packed, text_scores).tolist()
@@ -618,7 +666,11 @@ class Chat:
         else:
             self.messages.append({"role": "user", "content": text})
             prompt = self.tokenizer.chat_prompt(self.messages)
-        _fits(self.model, [prompt], self.config.sampling)
+        try:
+            _fits(self.model, [prompt], self.config.sampling)
+        except DataError:
+            self.messages = []
+            raise DataError("the conversation no longer fits the model's context; it starts anew") from None
         seed = ppo_algorithm.stream(self.config.seed, len(self.messages), 2)
         rollout = self.engine.generate([prompt], self.config.sampling, seed=seed)
         answer = self.tokenizer.responses(rollout)[0]
@@ -631,11 +683,11 @@ class Chat:
 
 def quickstart(config: QuickstartConfig, *, resume: bool = False) -> Summary:
     """SFT, answers, labels, reward model, PPO, evaluation, report: the whole way on real text."""
-    from plaudit.models.load import locate
-
     locate(config.model)
     run = Run.open("quickstart", config, resume=resume)
     if done := _already(run):
+        if not run.path("report.html").exists():
+            say(f"report: {write_report(run.folder)}")
         return done
     out = run.folder
     store = str(out / "preferences.sqlite")
@@ -672,8 +724,6 @@ def quickstart(config: QuickstartConfig, *, resume: bool = False) -> Summary:
 
 def _stage(run: Run, function: Callable[..., Summary], config: Any, resume: bool) -> Summary:
     """Runs a stage of the pipeline, or takes over what an earlier start has finished of it."""
-    from plaudit.errors import Interrupted
-
     begun = (Path(config.out) / "config.json").exists()
     try:
         return function(config, resume=resume and begun)
@@ -681,6 +731,9 @@ def _stage(run: Run, function: Callable[..., Summary], config: Any, resume: bool
         raise Interrupted(
             f"stopped; what is done is saved, go on with `plaudit quickstart --resume {run.folder}`"
         ) from None
+    finally:
+        # Modules and their hooks refer to each other; collected now, a stage's models are gone before the next ones.
+        gc.collect()
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from plaudit import checkpoint
 from plaudit.config import RunConfig, dump
 from plaudit.errors import RunError
-from plaudit.tracking import JsonlTracker, TensorBoardTracker
+from plaudit.tracking import JsonlTracker, TensorBoardTracker, Tracker
 
 PACKAGES = ("plaudit", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "scikit-learn")
 
@@ -27,7 +27,7 @@ class Run:
         self.folder, self.command = folder, command
         self.started = time.time()
         self.jsonl = JsonlTracker(folder)
-        self._tensorboard: TensorBoardTracker | None = None
+        self._trackers: list[Tracker] = [self.jsonl]
 
     @classmethod
     def open(cls, command: str, config: RunConfig, *, resume: bool = False) -> Run:
@@ -43,10 +43,17 @@ class Run:
                 f"or continue it with `plaudit {command} --resume {folder}`"
             )
         run = cls(folder, command)
+        resolved = {"command": command} | dump(config)
+        stored = read_json(folder / "config.json")
+        if stored is not None and stored | {"out": ""} != resolved | {"out": ""}:
+            raise RunError(
+                f"{folder}: was begun with another configuration, so it cannot go on with this one; use out=…"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / "config.json", {"command": command} | dump(config))
-            _write(folder / "environment.json", environment())
+            if stored is None:
+                _write(folder / "config.json", resolved)
+                _write(folder / "environment.json", environment())
         except OSError as error:
             raise RunError(
                 f"{folder}: cannot be written ({error.strerror}); choose another folder with out=…"
@@ -58,23 +65,30 @@ class Run:
         """What a finished run measured; None while it is not finished."""
         return read_json(self.folder / "summary.json")
 
+    def write(self, name: str, value: dict[str, Any]) -> None:
+        """A JSON file in the run folder, whole or not at all."""
+        try:
+            _write(self.folder / name, value)
+        except OSError as error:
+            raise RunError(f"{self.folder / name}: cannot be written ({error.strerror})") from None
+
     def path(self, name: str) -> Path:
         return self.folder / name
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        if self._tensorboard is None:
-            self._tensorboard = TensorBoardTracker(self.folder)
-        self.jsonl.log(step, metrics)
-        self._tensorboard.log(step, metrics)
+        if len(self._trackers) == 1:
+            # Opened with the first numbers: its package takes a second to import.
+            self._trackers.append(TensorBoardTracker(self.folder, first_step=step))
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
 
     def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
-        self.jsonl.log_samples(step, samples)
-        if self._tensorboard is not None:
-            self._tensorboard.log_samples(step, samples)
+        for tracker in self._trackers:
+            tracker.log_samples(step, samples)
 
     def forget_after(self, step: int) -> None:
         """Drops metrics and samples later than ``step``: a resumed run writes them again."""
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
             lines = read_jsonl(self.folder / name)
             kept = [line for line in lines if line.get("step", 0) <= step]
             if len(kept) < len(lines):
@@ -90,16 +104,13 @@ class Run:
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Writes the summary, which marks the run as finished, and closes the trackers."""
         self.close()
-        try:
-            _write(self.folder / "summary.json", summary)
-        except OSError as error:
-            raise RunError(f"{self.folder}/summary.json: cannot be written ({error.strerror})") from None
+        self.write("summary.json", summary)
         return summary
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = [self.jsonl]
 
 
 def environment() -> dict[str, Any]:
@@ -128,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None

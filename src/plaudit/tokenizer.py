@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from plaudit.errors import DataError, ModelError
+from plaudit.errors import DataError, ModelError, first_line
 from plaudit.types import Prompt, Rollout
 
 
@@ -35,13 +35,15 @@ class Tokenizer:
         try:
             inner = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{folder}: no usable tokenizer ({_first_line(error)})") from None
+            raise ModelError(f"{folder}: no usable tokenizer ({first_line(error)})") from None
         try:
             ends = GenerationConfig.from_pretrained(folder).eos_token_id
         except (OSError, ValueError):
             ends = None
         ends = ends if ends is not None else inner.eos_token_id
-        return cls(inner, [ends] if isinstance(ends, int) else list(ends or []))
+        known = [ends] if isinstance(ends, int) else list(ends or [])
+        # The tokenizer's own end token closes a turn of its template, so it is the one that is taught.
+        return cls(inner, sorted(known, key=lambda end: end != inner.eos_token_id))
 
     @property
     def pad_id(self) -> int:
@@ -51,7 +53,9 @@ class Tokenizer:
 
     def text_ids(self, text: str) -> list[int]:
         """A text from its beginning, with the model's own BOS if it has one; without an end token."""
-        ids = self.inner(text, verbose=False)["input_ids"]
+        # A text that a chat template has written begins with its BOS already.
+        begun = bool(self.inner.bos_token) and text.startswith(self.inner.bos_token)
+        ids = self.inner(text, add_special_tokens=not begun, verbose=False)["input_ids"]
         # Some tokenizers close every text with their end token; whether a text ended is recorded elsewhere.
         while ids and ids[-1] in self.end_ids:
             ids.pop()
@@ -93,13 +97,14 @@ class Tokenizer:
 
     def responses(self, rollout: Rollout) -> list[str]:
         """The text of every answer, without its end token."""
-        return [self.decode(rollout.response_ids(i)) for i in range(len(rollout))]
+        return [self._continuation(rollout.prompts[i].ids, rollout.response_ids(i)) for i in range(len(rollout))]
+
+    def _continuation(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """The text that ``answer`` adds to ``prompt``. Decoded alone, some tokenizers drop its first space."""
+        before, whole = self.decode(prompt), self.decode([*prompt, *answer])
+        return whole[len(before) :] if whole.startswith(before) else self.decode(answer)
 
     def fingerprint(self) -> str:
         """Equal for tokenizers with the same vocabulary."""
         vocabulary = sorted(self.inner.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

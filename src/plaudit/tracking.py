@@ -57,10 +57,11 @@ def _ends_a_line(file: BinaryIO) -> bool:
 class TensorBoardTracker:
     """Event files under ``tensorboard/``."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, first_step: int = 0):
+        """``first_step``: what an earlier start of the run has written from there on is superseded."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from plaudit.errors import Interrupted
-from plaudit.learner import Learner, Loss
+from plaudit.learner import Learner, Loss, NonFinite
 from plaudit.progress import Bar, graceful
 from plaudit.runs import Run
 from plaudit.types import Sequences
+
+SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
 def interrupted(run: Run, what: str) -> Interrupted:
@@ -29,14 +32,22 @@ def fit(
         Interrupted: Ctrl-C; the step is finished and saved.
     """
     metrics: dict[str, float] = {}
+    saved = time.time()
     if found := run.newest_checkpoint():
         learner.load_state(found[0])
     run.forget_after(learner.steps)
     with graceful() as stop, Bar(title, steps, learner.steps) as bar:
         while learner.steps < steps:
-            metrics = learner.step(batch_at(learner.steps), loss)
+            try:
+                metrics = learner.step(batch_at(learner.steps), loss)
+            except NonFinite:
+                run.save_checkpoint(learner.steps, learner.state(), {})
+                raise
             run.log(learner.steps, metrics)
             bar.advance("  ".join(f"{k} {metrics[k]:.3f}" for k in ("loss", "accuracy") if k in metrics))
+            if time.time() - saved > SECONDS_BETWEEN_CHECKPOINTS and learner.steps < steps:
+                run.save_checkpoint(learner.steps, learner.state(), {})
+                saved = time.time()
             if stop.requested and learner.steps < steps:
                 run.save_checkpoint(learner.steps, learner.state(), {})
                 raise interrupted(run, f"step {learner.steps} of {steps}")

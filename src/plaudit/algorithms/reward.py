@@ -121,7 +121,7 @@ def report(scores: Float[Tensor, " B"], rows: RankedAnswers) -> RankingReport:
     wins = torch.stack([right[rows.group == g].sum() for g in groups])
     totals = torch.stack([preferred[rows.group == g].sum() for g in groups]).float()
     accuracy = float(right.sum()) / max(1, pairs)
-    if pairs == len(groups) or len(groups) < 2:
+    if pairs in (0, len(groups)) or len(groups) < 2:
         low, high = ops.wilson_interval(accuracy * len(groups), len(groups))
     else:
         # Ratio estimator: the variance of a ratio of sums over independent comparisons.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plaudit.errors import DataError
+from plaudit.errors import DataError, first_line
 
 Row = tuple[str, dict[str, Any]]
 READABLE = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
@@ -111,7 +111,7 @@ def _columnar(path: Path) -> Iterator[Row]:
         else:
             table = datasets.Dataset.from_file(str(path))
     except Exception as error:
-        raise DataError(f"{path}: not a readable {path.suffix[1:]} file ({_first_line(error)})") from None
+        raise DataError(f"{path}: not a readable {path.suffix[1:]} file ({first_line(error)})") from None
     for number, row in enumerate(table, 1):
         yield f"{path}, row {number}", dict(row)
 
@@ -123,7 +123,7 @@ def _hub(source: str) -> Iterator[Row]:
     try:
         table = datasets.load_dataset(name, split=split or "train")
     except Exception as error:
-        raise DataError(f"{source}: neither a file nor a data set that can be loaded ({_first_line(error)})") from None
+        raise DataError(f"{source}: neither a file nor a data set that can be loaded ({first_line(error)})") from None
     for number, row in enumerate(table, 1):
         yield f"{source}, row {number}", dict(row)
 
@@ -141,10 +141,10 @@ def text_column(where: str, row: dict[str, Any], name: str, *, allow_empty: bool
         raise DataError(
             f"{where}: column {name!r} should be text, found {'null' if value is None else type(value).__name__}"
         )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: column {name!r} holds half of a character (a lone surrogate)") from None
     if not value.strip() and not allow_empty:
         raise DataError(f"{where}: column {name!r} is empty")
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -120,6 +120,8 @@ def prompts(
             ids = prompt.ids[-max_tokens:]
             prompt, cut = Prompt(tokenizer.decode(ids), ids, columns), cut + 1
         found.append(prompt)
+    if not found:
+        raise DataError(f"{source}: no prompts in it")
     return found, Counted(len(found), cut)
 
 

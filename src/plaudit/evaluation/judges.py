@@ -29,7 +29,7 @@ def _classifier(rated: Sequence[reviews.Rated]) -> Judge:
     # Hashed features need no vocabulary in memory, which for pairs of words would be hundreds of megabytes.
     words = HashingVectorizer(ngram_range=(1, 2), n_features=2**20, alternate_sign=False, token_pattern=r"(?u)\b\w+\b")
     tfidf = TfidfTransformer(sublinear_tf=True)
-    model = make_pipeline(words, tfidf, LogisticRegression(C=C, max_iter=300, solver="liblinear"))
+    model = make_pipeline(words, tfidf, LogisticRegression(C=3.0, max_iter=300, solver="liblinear"))
     model.fit([r.text for r in rated], [r.favourable for r in rated])
     return lambda texts: model.predict_proba(list(texts))[:, 1].tolist() if len(texts) else []
 
@@ -44,13 +44,6 @@ def oracle_judge() -> Judge:
 def gold_judge() -> Judge:
     """The judge nobody trains against: the other half of IMDB, and the critics' sentences kept for it."""
     return _classifier(reviews.reviews(1) + reviews.sentences("gold"))
-
-
-def gold_accuracy() -> float:
-    """Share of unseen critics' sentences (the reward model's held-out ones) that the gold judge calls as people did."""
-    unseen = reviews.sentences("held_out")
-    said = gold_judge()([r.text for r in unseen])
-    return sum((p > 0.5) == r.favourable for p, r in zip(said, unseen, strict=True)) / len(unseen)
 
 
 @functools.cache

@@ -93,7 +93,8 @@ def _frozen_trunk(
 ) -> Arrangement:
     base, blocks = model.base_model, config.blocks
     trunk = Trunk(base, blocks, config.trunk_precision)
-    if reward is not None and share(base, reward.base) < len(blocks_of(base)[1]) - blocks:
+    below = len(blocks_of(base)[1]) - blocks
+    if reward is not None and share(base, reward.base, at_most=below) < below:
         raise ModelError(
             f"frozen_trunk: actor and reward model differ below the top {blocks} blocks, so they share no trunk; "
             f"train both with train_blocks={blocks} from one model, or use arrangement.kind=separate"
@@ -144,10 +145,11 @@ def _equal(a: nn.Module, b: nn.Module) -> bool:
     return mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
 
 
-def share(a: PreTrainedModel, b: PreTrainedModel) -> int:
+def share(a: PreTrainedModel, b: PreTrainedModel, *, at_most: int) -> int:
     """Gives ``b`` the modules of ``a`` wherever they are equal, so that its own can be freed.
 
-    Returns how many of their lowest blocks the two decoders have in common; 0 if already the embeddings differ.
+    Of the blocks at most the lowest ``at_most`` are shared: above them one of the two may be about to change. Returns
+    how many that were; 0 if already the embeddings differ.
     """
     name, blocks = blocks_of(a)
     other = blocks_of(b)[1]
@@ -162,7 +164,7 @@ def share(a: PreTrainedModel, b: PreTrainedModel) -> int:
         elif isinstance(module, nn.Embedding):
             same_embeddings = False
     depth = 0
-    while same_embeddings and depth < len(blocks) and _equal(blocks[depth], other[depth]):
+    while same_embeddings and depth < at_most and _equal(blocks[depth], other[depth]):
         other[depth] = blocks[depth]
         depth += 1
     return depth

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from plaudit.errors import ModelError
 
@@ -54,7 +55,7 @@ def folder(name: str) -> Path:
         except OSError:
             if not (target / "config.json").exists():
                 raise
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(f"{target}: cannot be written: {error}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -135,6 +136,8 @@ def _tiny(target: Path) -> None:
         eos_token_id=1,
         pad_token_id=0,
         tie_word_embeddings=True,
+        # large enough for a frozen output layer to tell tokens apart
+        initializer_range=0.1,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -145,5 +148,5 @@ def _tiny(target: Path) -> None:
 
 MODELS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "smollm2": (f"smollm2-135m-instruct-{VERSION}-float32", _smollm2),
-    "tiny": ("tiny-2", _tiny),
+    "tiny": ("tiny-3", _tiny),
 }

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -16,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from plaudit.errors import ModelError
+from plaudit.errors import ModelError, first_line
 from plaudit.models import builtin
 from plaudit.models.network import scalar_head
 from plaudit.tokenizer import Tokenizer
@@ -50,16 +51,26 @@ def load_language_model(model: str) -> tuple[PreTrainedModel, Tokenizer]:
     Raises:
         ModelError: it is not there, or is incomplete.
     """
+    tokenizer, folder = load_tokenizer(model), locate(model)
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{model}: cannot be loaded: {first_line(error)}") from None
+    if info["missing_keys"]:
+        raise ModelError(f"{model}: weights are missing: {', '.join(sorted(info['missing_keys'])[:3])} …")
+    return loaded.eval(), tokenizer
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """A language model's tokenizer alone.
+
+    Raises:
+        ModelError: the model is not there, or is a reward model.
+    """
     folder = locate(model)
     if _is_reward_model(folder):
         raise ModelError(f"{model}: this is a reward model; a language model is needed here")
-    try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{model}: cannot be loaded: {_first_line(error)}") from None
-    if info["missing_keys"]:
-        raise ModelError(f"{model}: weights are missing: {', '.join(sorted(info['missing_keys'])[:3])} …")
-    return loaded.eval(), Tokenizer.load(folder)
+    return Tokenizer.load(folder)
 
 
 def new_reward_model(model: str, tokenizer: Tokenizer) -> PreTrainedModel:
@@ -83,8 +94,8 @@ def load_reward_model(model: str) -> tuple[PreTrainedModel, nn.Linear, Tokenizer
         loaded, info = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{model}: cannot be loaded as a reward model: {_first_line(error)}") from None
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{model}: cannot be loaded as a reward model: {first_line(error)}") from None
     if info["missing_keys"]:
         raise ModelError(
             f"{model}: no trained head ({', '.join(sorted(info['missing_keys'])[:2])} is missing); "
@@ -140,9 +151,5 @@ def _is_reward_model(folder: str) -> bool:
     try:
         kinds = AutoConfig.from_pretrained(folder).architectures or []
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: no readable config.json: {_first_line(error)}") from None
+        raise ModelError(f"{folder}: no readable config.json: {first_line(error)}") from None
     return any("SequenceClassification" in kind for kind in kinds)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

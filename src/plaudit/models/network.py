@@ -130,7 +130,14 @@ def _scatter(flat: Float[Tensor, " N"], rows: Sequences) -> Float[Tensor, "B S"]
 
 def token_logprobs(outputs: Outputs, rows: Sequences, temperature: float = 1.0) -> Float[Tensor, "B S"]:
     """log π(tok_s | tok_<s) at ``temperature``, 0 outside the mask."""
-    return token_policy(outputs, rows, temperature)[0]
+    if torch.is_grad_enabled():
+        return token_policy(outputs, rows, temperature)[0]
+    head = outputs.network.language
+    assert head is not None, "this network has no language head"
+    chosen = rows.mask[:, 1:]
+    pairs = zip(outputs.hidden[:, :-1][chosen].split(CHUNK), rows.tokens[:, 1:][chosen].split(CHUNK), strict=True)
+    parts = [ops.logprobs_of(head(h) / temperature, t) for h, t in pairs]
+    return _scatter(torch.cat(parts) if parts else outputs.hidden.new_zeros(0), rows)
 
 
 def token_values(outputs: Outputs, rows: Sequences) -> Float[Tensor, "B S"]:

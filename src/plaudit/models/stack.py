@@ -8,6 +8,7 @@ what (see arrangements).
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -60,10 +61,43 @@ def own_blocks(base: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 class Stack(nn.Module):
-    """From rows to final hidden states (B, S, H), the model's last normalisation included."""
+    """From rows to final hidden states (B, S, H), the model's last normalisation included.
+
+    Rows of like length are run together, so that little work goes into padding; what stands at padding is 0.
+    """
 
     def forward(self, rows: Sequences) -> Tensor:
+        parts = list(like_lengths(rows.lengths))
+        if len(parts) == 1 and int(rows.lengths.max()) == rows.tokens.shape[1]:
+            return self.run(rows)
+        hidden: Tensor | None = None
+        for index in parts:
+            out = self.run(rows.take(index).trim())
+            if hidden is None:
+                hidden = out.new_zeros(*rows.tokens.shape, out.shape[-1])
+            hidden = hidden.index_put((index[:, None], torch.arange(out.shape[1], device=out.device)[None]), out)
+        assert hidden is not None
+        return hidden
+
+    def run(self, rows: Sequences) -> Tensor:
+        """The same, for all rows at once."""
         raise NotImplementedError
+
+
+def like_lengths(lengths: Tensor, *, smallest: int = 256, waste: float = 0.15) -> Iterator[Tensor]:
+    """Row indices in parts of at least ``smallest`` tokens (but for the last), cut where padding would exceed ``waste``
+    of a part."""
+    order = torch.argsort(lengths, descending=True, stable=True)
+    part: list[int] = []
+    real = 0
+    for row, size in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        padded = int(lengths[part[0]]) * (len(part) + 1) if part else size
+        if part and real >= smallest and real + size < (1 - waste) * padded:
+            yield torch.tensor(part, device=lengths.device)
+            part, real = [], 0
+        part.append(row)
+        real += size
+    yield torch.tensor(part, device=lengths.device)
 
 
 class WholeStack(Stack):
@@ -73,7 +107,7 @@ class WholeStack(Stack):
         super().__init__()
         self.base = base
 
-    def forward(self, rows: Sequences) -> Tensor:
+    def run(self, rows: Sequences) -> Tensor:
         return self.base(input_ids=rows.tokens, use_cache=False).last_hidden_state
 
 
@@ -85,7 +119,7 @@ class UpperStack(Stack):
         total = len(blocks_of(base)[1])
         self.base = _with_blocks(base, total - count, total)
 
-    def forward(self, rows: Sequences) -> Tensor:
+    def run(self, rows: Sequences) -> Tensor:
         features = rows.features
         if features.shape[-1] == 0:
             raise ValueError("these rows carry no trunk features; call the trunk's prepare first")

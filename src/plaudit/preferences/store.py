@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ _comparisons = Table(
     "comparisons",
     _metadata,
     Column("id", Integer, primary_key=True),
+    Column("fingerprint", String(64), nullable=False, unique=True),
     Column("prompt", Text, nullable=False),
     Column("answers", JSON, nullable=False),
     Column("provenance", JSON, nullable=False),
@@ -83,11 +85,17 @@ class PreferenceStore:
             raise DataError(f"{self.path}: cannot be used as a preference store: {error}") from None
 
     def add(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
-        """Stores comparisons; they come back with their ids."""
+        """Stores comparisons; they come back with their ids. One that is there already is not stored again, so that an
+        interrupted collection can simply be repeated."""
         stored = []
         with self._named(), self._engine.begin() as db:
             for c in comparisons:
+                known = select(_comparisons.c.id).where(_comparisons.c.fingerprint == _fingerprint(c))
+                if (found := db.execute(known).scalar_one_or_none()) is not None:
+                    stored.append(Comparison(found, c.prompt, c.answers, c.provenance))
+                    continue
                 values = {
+                    "fingerprint": _fingerprint(c),
                     "prompt": c.prompt,
                     "answers": [{"text": a.text, "ended": a.ended} for a in c.answers],
                     "provenance": c.provenance,
@@ -167,6 +175,7 @@ def _answers(stored: list[dict]) -> tuple[Answer, ...]:
     return tuple(Answer(a["text"], a["ended"]) for a in stored)
 
 
-def fingerprint(comparison: Comparison) -> str:
+def _fingerprint(comparison: Comparison) -> str:
     """Equal for comparisons with the same prompt and answers."""
-    return json.dumps([comparison.prompt, [a.text for a in comparison.answers]], ensure_ascii=False)
+    asked = json.dumps([comparison.prompt, [a.text for a in comparison.answers]], ensure_ascii=False)
+    return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()

@@ -17,6 +17,3 @@ class RolloutEngine(Protocol):
     def load(self, version: int) -> None:
         """Takes over the actor's present weights; later answers carry ``version``."""
         ...
-
-
-__all__ = ["RolloutEngine", "SamplingConfig"]

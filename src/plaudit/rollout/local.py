@@ -129,7 +129,7 @@ class LocalEngine:
         end_ids: Sequence[int],
         *,
         record: nn.Module | None = None,
-        max_rows: int = 64,
+        max_rows: int = 128,
         device: torch.device | str = "cpu",
     ):
         self.base, self.head = model.base_model, LanguageHead(model)
