@@ -90,7 +90,8 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str):
     DAMAGE[name](tmp_path / "step-000002")
     assert newest_step(tmp_path) == 1
     DAMAGE[name](tmp_path / "step-000001")
-    assert newest_step(tmp_path) is None
+    with pytest.raises(RunError, match="none of the 2 checkpoints"):
+        newest_step(tmp_path)
 
 
 def test_what_a_killed_save_leaves_behind_is_neither_read_nor_in_the_way(tmp_path: Path):

@@ -145,7 +145,7 @@ class ArrangementConfig(Frozen):
 
 
 class KLConfig(Frozen):
-    coef: float = Field(0.05, ge=0, description="price of one nat, charged at every token")
+    coef: float = Field(0.04, ge=0, description="price of one nat, charged at every token")
     estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="per-token estimate; see docs/ppo.md")
     controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="adaptive steers the coefficient to the target"
@@ -184,8 +184,8 @@ class PPOConfig(RunConfig):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
     kl: KLConfig = KLConfig()
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8)
-    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
+    critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )

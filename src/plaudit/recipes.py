@@ -550,12 +550,15 @@ def evaluate(config: EvaluateConfig, *, resume: bool = False) -> Summary:
     run.forget_after(0)
     everything = model.config.num_hidden_layers
     depth = share(model.base_model, reference.base_model, at_most=everything)
+    if reference.config.tie_word_embeddings and reference.get_input_embeddings() is model.get_input_embeddings():
+        reference.set_output_embeddings(model.get_output_embeddings())
     bases, head = [model.base_model, reference.base_model], None
     if config.reward:
         scoring, head, other = load_reward_model(config.reward)
         _one_vocabulary(tokenizer, other, config.reward)
         depth = min(depth, share(model.base_model, scoring.base_model, at_most=everything))
         bases.append(scoring.base_model)
+        del scoring
     for part in (model, reference, *bases, *([head] if head is not None else [])):
         part.to(device)
     stacks = read_together(bases, depth)

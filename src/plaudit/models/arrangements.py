@@ -167,6 +167,11 @@ def share(a: PreTrainedModel, b: PreTrainedModel, *, at_most: int) -> int:
     while same_embeddings and depth < at_most and _equal(blocks[depth], other[depth]):
         other[depth] = blocks[depth]
         depth += 1
+    # Loaded weights are views into one mapped file; while any of them lives, all its pages count as resident memory.
+    taken = {id(p) for p in a.parameters()}
+    for p in b.parameters():
+        if id(p) not in taken:
+            p.data = p.data.clone()
     return depth
 
 
