@@ -35,6 +35,7 @@ from plaudit.config import (
 )
 from plaudit.data import files
 from plaudit.data import rows as data
+from plaudit.data.order import shuffled
 from plaudit.errors import ConfigError, DataError, Interrupted, ModelError, RunError
 from plaudit.evaluation import baselines, judges
 from plaudit.evaluation.compare import Answers, compare, distinct, level
@@ -139,7 +140,7 @@ def _epochs(rows: int, batch: int, epochs: int, seed: int) -> list[torch.Tensor]
     """Every epoch's rows in a shuffled order, cut into batches; the last batch of an epoch may be smaller."""
     order: list[torch.Tensor] = []
     for epoch in range(epochs):
-        order += torch.randperm(rows, generator=torch.Generator().manual_seed(seed * 1000 + epoch)).split(batch)
+        order += torch.tensor(shuffled(rows, seed, epoch)).split(batch)
     return order
 
 
@@ -461,7 +462,7 @@ def _turn(count: int, batch: int, iteration: int, seed: int) -> list[int]:
     for position in range(iteration * batch, (iteration + 1) * batch):
         epoch, place = divmod(position, count)
         if epoch not in orders:
-            orders[epoch] = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1000 + epoch)).tolist()
+            orders[epoch] = shuffled(count, seed, epoch)
         chosen.append(orders[epoch][place])
     return chosen
 
@@ -581,8 +582,6 @@ def evaluate(config: EvaluateConfig, *, resume: bool = False) -> Summary:
         rollout, Network(stacks[0], LanguageHead(model)), Network(stacks[1], LanguageHead(reference)), config, device
     )
     summary: Summary = compare(before, after, kl)
-    if reward_source:
-        summary |= {"score_before": _mean(before.scores), "score_after": _mean(after.scores)}
     run.log(1, {k: float(v) for k, v in summary.items()})
     run.log_samples(1, _side_by_side(prompts, before, after, kl))
     return _finish(run, summary | {"seed": config.seed})
@@ -596,10 +595,6 @@ def _kl(rollout: Rollout, policy: Network, reference: Network, config: EvaluateC
         for network in (policy, reference)
     )
     return (mine - theirs).sum(1).tolist()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
 
 
 def _side_by_side(
@@ -629,14 +624,11 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
         if "response" in row:
             prompt = files.text_column(where, row, "prompt", allow_empty=True)
             answer = files.text_column(where, row, "response", allow_empty=True)
-            tokens = (
-                [*tokenizer.text_ids(prompt), *tokenizer.answer_ids(answer)] if prompt else tokenizer.text_ids(answer)
-            )
         else:
-            tokens = tokenizer.text_ids(files.text_column(where, row, "text"))
+            prompt, answer = "", files.text_column(where, row, "text")
         rows.append(row)
         places.append(where)
-        ids.append(tokens or [tokenizer.end_ids[0]])
+        ids.append(tokenizer.scored_ids(tokenizer.text_ids(prompt) if prompt else [], answer))
     context = _context(loaded)
     for where, tokens in zip(places, ids, strict=True):
         if context and len(tokens) > context:
@@ -750,14 +742,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _pipeline_summary(config: QuickstartConfig, results: dict[str, Summary]) -> Summary:
     kept = {k: v for k, v in results["evaluate"].items() if k not in ("seconds", "peak_rss_mib")}
-    kept |= {
-        k: v for k, v in results["reward"].items() if k in ("reward_model_accuracy", "longer_wins", "bag_of_words")
-    }
-    kept |= {
-        k: results["reward"][k]
-        for k in ("reward_model_accuracy_low", "reward_model_accuracy_high")
-        if k in results["reward"]
-    }
+    headline = ("reward_model_accuracy", "longer_wins", "bag_of_words")
+    kept |= {k: v for k, v in results["reward"].items() if k.startswith(headline)}
     timing = {name: result["seconds"] for name, result in results.items()}
     return kept | {"seed": config.seed, "stage_seconds": timing}
 

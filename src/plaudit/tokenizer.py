@@ -68,6 +68,14 @@ class Tokenizer:
             ids.pop()
         return ids
 
+    def scored_ids(self, prompt: Sequence[int], answer: str) -> list[int]:
+        """What a reward model reads: an answer after its prompt (a text of its own where there is none), no end token.
+
+        An empty answer to no prompt has no token to read a score at; the end token stands for it.
+        """
+        encode = self.answer_ids if prompt else self.text_ids
+        return [*prompt, *encode(answer)] or [self.end_ids[0]]
+
     def prompt(self, text: str, columns: dict[str, Any] | None = None) -> Prompt:
         """A prompt from raw text.
 

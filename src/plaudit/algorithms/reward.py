@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from plaudit import ops
+from plaudit.data.order import shuffled
 from plaudit.learner import Loss
 from plaudit.models.network import Outputs, text_scores
 from plaudit.tokenizer import Tokenizer
@@ -70,9 +71,7 @@ def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_
         prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
         seen: dict[tuple[int, ...], int] = {}
         for answer, rank in zip(p.comparison.answers, p.ranks, strict=True):
-            encode = tokenizer.answer_ids if prompt else tokenizer.text_ids
-            # An empty answer to no prompt has no token to read a score at; its end token stands for it.
-            row = [*prompt, *encode(answer.text)] or [tokenizer.end_ids[0]]
+            row = tokenizer.scored_ids(prompt, answer.text)
             ids.append(row[-max_length:])
             masks.append([i >= len(prompt) for i in range(len(row))][-max_length:])
             groups.append(group)
@@ -83,10 +82,9 @@ def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_
 
 def batches(count: Sequence[int], answers: int, seed: int, epoch: int) -> list[list[int]]:
     """Comparisons in a shuffled order, cut into batches of about ``answers`` answers; each is used once an epoch."""
-    order = torch.randperm(len(count), generator=torch.Generator().manual_seed(seed * 1000 + epoch)).tolist()
     made: list[list[int]] = []
     size = answers
-    for i in order:
+    for i in shuffled(len(count), seed, epoch):
         if size + count[i] > answers:
             made.append([])
             size = 0

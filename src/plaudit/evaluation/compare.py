@@ -49,6 +49,8 @@ def compare(before: Answers, after: Answers, kl: Sequence[float]) -> dict[str, f
     for judge in after.judged:
         summary[f"{judge}_before"] = level(judge, before.judged[judge])
         summary[f"{judge}_after"] = level(judge, after.judged[judge])
+    if after.scores:
+        summary |= {"score_before": _mean(before.scores), "score_after": _mean(after.scores)}
     spread = torch.tensor(list(kl))
     return summary | {
         "win_rate": rate,
@@ -56,16 +58,16 @@ def compare(before: Answers, after: Answers, kl: Sequence[float]) -> dict[str, f
         "win_rate_high": high,
         "kl": float(spread.mean()),
         "kl_stderr": float(spread.std() / max(1, len(spread)) ** 0.5) if len(spread) > 1 else 0.0,
-        "ended_before": sum(before.ended) / max(1, len(before.ended)),
-        "ended": sum(after.ended) / max(1, len(after.ended)),
+        "ended_before": _mean(before.ended),
+        "ended": _mean(after.ended),
         "distinct2_before": spread_before,
         "distinct2_after": spread_after,
         "distinct2_ratio": spread_after / spread_before if spread_before else 0.0,
-        "empty": sum(not r.strip() for r in after.responses) / max(1, len(after.responses)),
-        "words_before": _words(before.responses),
-        "words_after": _words(after.responses),
+        "empty": _mean([not r.strip() for r in after.responses]),
+        "words_before": _mean([len(r.split()) for r in before.responses]),
+        "words_after": _mean([len(r.split()) for r in after.responses]),
     }
 
 
-def _words(texts: Sequence[str]) -> float:
-    return sum(len(t.split()) for t in texts) / max(1, len(texts))
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

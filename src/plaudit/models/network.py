@@ -72,10 +72,7 @@ def token_policy(
     Logits exist only for the masked positions, a few hundred at a time. The entropy carries a gradient only where it is
     asked for. A mask at index 0 has no state before it and stays 0.
     """
-    head = outputs.network.language
-    assert head is not None, "this network has no language head"
-    chosen = rows.mask[:, 1:]
-    hidden, tokens = outputs.hidden[:, :-1][chosen], rows.tokens[:, 1:][chosen]
+    head, hidden, tokens = _choices(outputs, rows)
     frozen = not head.linear.weight.requires_grad and not entropy_gradient and not head.soft_cap
     if frozen and torch.is_grad_enabled() and hidden.requires_grad:
         logprobs, entropy = _FrozenHead.apply(
@@ -86,10 +83,17 @@ def token_policy(
             ops.logprobs_and_entropy(head(h) / temperature, t)
             for h, t in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True)
         ]
-        logprobs = torch.cat([p[0] for p in parts]) if parts else hidden.new_zeros(0)
-        entropy = torch.cat([p[1] for p in parts]) if parts else hidden.new_zeros(0)
+        logprobs, entropy = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         entropy = entropy if entropy_gradient else entropy.detach()
     return _scatter(logprobs, rows), _scatter(entropy, rows)
+
+
+def _choices(outputs: Outputs, rows: Sequences) -> tuple[LanguageHead, Float[Tensor, "N H"], Tensor]:
+    """The language head, the states in which the masked tokens were chosen, and those tokens, i64 (N,)."""
+    head = outputs.network.language
+    assert head is not None, "this network has no language head"
+    chosen = rows.mask[:, 1:]
+    return head, outputs.hidden[:, :-1][chosen], rows.tokens[:, 1:][chosen]
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -110,16 +114,15 @@ class _FrozenHead(torch.autograd.Function):
             # a token that cannot be drawn adds 0 · −inf = nan; its limit is 0
             entropy.append(-torch.linalg.vecdot(p, logp.clamp_(min=-1e4)))
             slope.append(scale * (weight[t] - p.to(weight.dtype) @ weight))
-        ctx.save_for_backward(torch.cat(slope) if slope else hidden)
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        out = (torch.cat(logprobs), torch.cat(entropy)) if logprobs else (empty, empty.clone())
+        ctx.save_for_backward(torch.cat(slope))
+        out = torch.cat(logprobs), torch.cat(entropy)
         ctx.mark_non_differentiable(out[1])
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor, _entropy_grad: Tensor):
         (slope,) = ctx.saved_tensors
-        return (grad[:, None].to(slope.dtype) * slope) if len(grad) else torch.zeros_like(slope), None, None, None, None
+        return grad[:, None].to(slope.dtype) * slope, None, None, None, None
 
 
 def _scatter(flat: Float[Tensor, " N"], rows: Sequences) -> Float[Tensor, "B S"]:
@@ -132,12 +135,9 @@ def token_logprobs(outputs: Outputs, rows: Sequences, temperature: float = 1.0) 
     """log π(tok_s | tok_<s) at ``temperature``, 0 outside the mask."""
     if torch.is_grad_enabled():
         return token_policy(outputs, rows, temperature)[0]
-    head = outputs.network.language
-    assert head is not None, "this network has no language head"
-    chosen = rows.mask[:, 1:]
-    pairs = zip(outputs.hidden[:, :-1][chosen].split(CHUNK), rows.tokens[:, 1:][chosen].split(CHUNK), strict=True)
-    parts = [ops.logprobs_of(head(h) / temperature, t) for h, t in pairs]
-    return _scatter(torch.cat(parts) if parts else outputs.hidden.new_zeros(0), rows)
+    head, hidden, tokens = _choices(outputs, rows)
+    pairs = zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True)
+    return _scatter(torch.cat([ops.logprobs_of(head(h) / temperature, t) for h, t in pairs]), rows)
 
 
 def token_values(outputs: Outputs, rows: Sequences) -> Float[Tensor, "B S"]:

@@ -90,12 +90,13 @@ class PreferenceStore:
         stored = []
         with self._named(), self._engine.begin() as db:
             for c in comparisons:
-                known = select(_comparisons.c.id).where(_comparisons.c.fingerprint == _fingerprint(c))
+                fingerprint = _fingerprint(c)
+                known = select(_comparisons.c.id).where(_comparisons.c.fingerprint == fingerprint)
                 if (found := db.execute(known).scalar_one_or_none()) is not None:
                     stored.append(Comparison(found, c.prompt, c.answers, c.provenance))
                     continue
                 values = {
-                    "fingerprint": _fingerprint(c),
+                    "fingerprint": fingerprint,
                     "prompt": c.prompt,
                     "answers": [{"text": a.text, "ended": a.ended} for a in c.answers],
                     "provenance": c.provenance,

@@ -48,17 +48,17 @@ class FunctionReward:
             for name in sorted(names)
             if self.takes_all or name in self.takes
         }
-        prompts = [prompt.text for prompt in rollout.prompts]
+        prompts, responses = [prompt.text for prompt in rollout.prompts], self.tokenizer.responses(rollout)
         try:
-            scores = list(self.function(prompts, self.tokenizer.responses(rollout), **columns))
+            scores = list(self.function(prompts, responses, **columns))
         except Exception as error:
-            where = self._row_at_fault(prompts, rollout, columns)
+            where = self._row_at_fault(prompts, responses, columns)
             raise RewardError(f"reward function {self.name} raised {type(error).__name__}{where}: {error}") from error
         return torch.tensor(checked(scores, len(rollout), f"reward function {self.name}"))
 
-    def _row_at_fault(self, prompts: list[str], rollout: Rollout, columns: dict[str, list[Any]]) -> str:
+    def _row_at_fault(self, prompts: list[str], responses: list[str], columns: dict[str, list[Any]]) -> str:
         """The first row on which the function fails by itself, for the message."""
-        for row, response in enumerate(self.tokenizer.responses(rollout)):
+        for row, response in enumerate(responses):
             try:
                 list(self.function([prompts[row]], [response], **{k: [v[row]] for k, v in columns.items()}))
             except Exception:
