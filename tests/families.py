@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-FAMILIES = ("llama", "qwen2", "gpt2", "gemma", "mistral", "phi")
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "gemma", "mistral", "phi")
 VOCABULARY = 101
 
 

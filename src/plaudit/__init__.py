@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 __version__ = "0.1.0"
+
+# oneDNN keeps what it compiles for every size of matrix it meets, about a megabyte each and a thousand of them by its
+# own default. It reads this once, before its first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 _MODULES = ("ops", "types", "config", "recipes", "errors", "report")
 _STAGES = ("sft", "collect", "label", "reward", "ppo", "evaluate", "quickstart")

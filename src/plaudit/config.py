@@ -39,7 +39,7 @@ class OptimizerConfig(Frozen):
     eps: float = Field(1e-8, gt=0, description="AdamW's epsilon")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, on matrices only")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm is clipped to this; 0 leaves it")
-    micro_batch_tokens: int = Field(256, ge=1, description="tokens a forward pass; changes memory, not the result")
+    micro_batch_tokens: int = Field(512, ge=1, description="tokens a forward pass; changes memory, not the result")
 
     @model_validator(mode="before")
     @classmethod
@@ -56,8 +56,8 @@ class OptimizerConfig(Frozen):
         return betas
 
 
-TRUNK_PRECISION = (
-    "matrix products of the frozen blocks: float32, bfloat16 (summed in float32), "
+PRECISION = (
+    "matrix products of all blocks: float32, bfloat16 (weights, gradients and sums stay float32), "
     "or auto: bfloat16 where the processor has units for it"
 )
 
@@ -79,7 +79,7 @@ class SFTConfig(RunConfig):
     train_blocks: int = Field(
         4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
     )
-    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
+    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the data")
     batch_size: int = Field(8, ge=1, description="rows an optimizer step")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=5)
@@ -128,10 +128,10 @@ class RewardConfig(RunConfig):
     train_blocks: int = Field(
         4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
     )
-    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
+    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=PRECISION)
     epochs: int = Field(1, ge=1, description="passes over the comparisons")
     batch_answers: int = Field(32, ge=2, description="answers an optimizer step; a comparison is never cut")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.25e-4, warmup_steps=5, micro_batch_tokens=512)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.25e-4, warmup_steps=5, micro_batch_tokens=1024)
 
 
 class ArrangementConfig(Frozen):
@@ -141,11 +141,15 @@ class ArrangementConfig(Frozen):
         "frozen_trunk: all roles share frozen lower blocks, computed once a rollout",
     )
     blocks: int = Field(4, ge=1, description="frozen_trunk: how many top blocks each role owns and trains")
-    trunk_precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=TRUNK_PRECISION)
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="frozen_trunk: matrix products of trunk and critic, as for SFT; those of actor and reference are "
+        "float32 always, so that the ratio is exact",
+    )
 
 
 class KLConfig(Frozen):
-    coef: float = Field(0.04, ge=0, description="price of one nat, charged at every token")
+    coef: float = Field(0.06, ge=0, description="price of one nat, charged at every token")
     estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="per-token estimate; see docs/ppo.md")
     controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="adaptive steers the coefficient to the target"
@@ -172,10 +176,10 @@ class PPOConfig(RunConfig):
         "auto", description="where the critic starts: the reward model (auto, where there is one), or the actor"
     )
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(26, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(30, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(32, ge=1, description="prompts an iteration")
-    epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
-    minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
+    epochs: int = Field(3, ge=1, description="passes over each iteration's experience")
+    minibatches: int = Field(2, ge=1, description="optimizer steps a pass")
     gamma: float = Field(1.0, gt=0, le=1, description="discount")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 0 one step, 1 the whole return")
     clip_range: float = Field(0.2, gt=0, description="the ratio is clipped to 1 ± this")
@@ -184,8 +188,8 @@ class PPOConfig(RunConfig):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
     kl: KLConfig = KLConfig()
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
-    critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=6, final_fraction=0.1)
+    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=6, final_fraction=0.1)
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )
@@ -225,11 +229,11 @@ class EvaluateConfig(RunConfig):
 class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
-    sft: SFTConfig = SFTConfig(rows=720, trunk_precision="auto")
+    sft: SFTConfig = SFTConfig(rows=720, precision="auto")
     collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons")
     label: LabelConfig = LabelConfig(limit=48)
-    reward: RewardConfig = RewardConfig(trunk_precision="auto")
-    ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"], arrangement=ArrangementConfig(trunk_precision="auto"))
+    reward: RewardConfig = RewardConfig(precision="auto")
+    ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"], arrangement=ArrangementConfig(precision="auto"))
     evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from plaudit import device as devices
 from plaudit.errors import Interrupted
 from plaudit.learner import Learner, Loss, NonFinite
 from plaudit.progress import Bar, graceful
@@ -12,6 +13,7 @@ from plaudit.runs import Run
 from plaudit.types import Sequences
 
 SECONDS_BETWEEN_CHECKPOINTS = 300
+STEPS_BETWEEN_RELEASES = 10
 
 
 def interrupted(run: Run, what: str) -> Interrupted:
@@ -44,6 +46,8 @@ def fit(
                 run.save_checkpoint(learner.steps, learner.state(), {})
                 raise
             run.log(learner.steps, metrics)
+            if learner.steps % STEPS_BETWEEN_RELEASES == 0:
+                devices.release_memory()
             bar.advance("  ".join(f"{k} {metrics[k]:.3f}" for k in ("loss", "accuracy") if k in metrics))
             if time.time() - saved > SECONDS_BETWEEN_CHECKPOINTS and learner.steps < steps:
                 run.save_checkpoint(learner.steps, learner.state(), {})

@@ -95,18 +95,36 @@ def test_answers_carry_the_version_of_the_weights():
     assert engine.generate(PROMPTS, SamplingConfig(max_new_tokens=2), seed=0).version.tolist() == [4] * 4
 
 
-def test_sampling_follows_the_distribution():
-    """Chi-square over 20,000 draws from 8 tokens: below the 99.9 % point of 7 degrees of freedom, 24.32."""
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 0.5, -3.0, 1.5]).repeat(20000, 1)
+def test_new_weights_are_answered_with_after_load(model):
+    engine, sampling = LocalEngine(model, [1]), SamplingConfig(temperature=0.0, max_new_tokens=8)
+    before = engine.generate(PROMPTS, sampling, seed=0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+    engine.load(1)
+    after = engine.generate(PROMPTS, sampling, seed=0)
+    fresh = LocalEngine(model, [1]).generate(PROMPTS, sampling, seed=0)
+    assert torch.equal(after.tokens, fresh.tokens)
+    assert before.tokens.shape != after.tokens.shape or not torch.equal(before.tokens, after.tokens)
+
+
+@pytest.mark.parametrize("vocabulary", [8, 256, 300, 1024])
+def test_sampling_follows_the_distribution(vocabulary: int):
+    """Chi-square over 20,000 draws: within 3.5 standard deviations above its mean, the degrees of freedom."""
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)).repeat(20000, 1)
     uniform = torch.rand(20000, generator=torch.Generator().manual_seed(0))
     tokens, logprobs = sample(logits, uniform, 0.7)
     expected = torch.softmax(logits[0] / 0.7, -1)
-    counts = torch.bincount(tokens, minlength=8)
-    assert ((counts - 20000 * expected) ** 2 / (20000 * expected)).sum() < 24.32
+    counts = torch.bincount(tokens, minlength=vocabulary)
+    freedom = vocabulary - 1
+    statistic = ((counts - 20000 * expected) ** 2 / (20000 * expected)).sum()
+    assert statistic < freedom + 3.5 * (2 * freedom) ** 0.5
     assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-5)
 
 
-def test_an_impossible_token_is_never_drawn():
-    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).repeat(3, 1)
-    tokens, _ = sample(logits, torch.tensor([0.0, 0.5, 0.9999999]), 1.0)
+@pytest.mark.parametrize("vocabulary", [5, 256, 513])
+def test_an_impossible_token_is_never_drawn(vocabulary: int):
+    logits = torch.full((1, vocabulary), float("-inf"))
+    logits[0, [1, 3]] = 0.0
+    tokens, _ = sample(logits.repeat(4, 1), torch.tensor([0.0, 0.5, 0.9999999, 1.0]), 1.0)
     assert set(tokens.tolist()) <= {1, 3}

@@ -38,7 +38,7 @@ def _judged(family: str, kind: str) -> dict[str, torch.Tensor]:
     model, made = _made(family, kind)
     with torch.no_grad():
         made.critic.scalar.weight.copy_(torch.linspace(-1, 1, made.critic.scalar.weight.numel())[None])
-    engine = LocalEngine(model, [1], record=made.record)
+    engine = LocalEngine(model, [1], trunk=made.trunk, head=made.head)
     rollout = made.prepare(engine.generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=0))
     logprobs = Scorer(made.actor).evaluate(rollout, token_logprobs)
     values = Scorer(made.critic).evaluate(rollout, token_values)
@@ -106,7 +106,9 @@ def test_an_update_of_the_actor_leaves_the_reference_and_the_reward_model(kind: 
 
 def test_features_recorded_while_generating_are_those_of_the_trunk():
     model, made = _made("llama", "frozen_trunk")
-    recorded = LocalEngine(model, [1], record=made.record).generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=1)
+    recorded = LocalEngine(model, [1], trunk=made.trunk, head=made.head).generate(
+        PROMPTS, SamplingConfig(max_new_tokens=6), seed=1
+    )
     computed = made.prepare(LocalEngine(model, [1]).generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=1))
     # the end token's own features are read by nobody and not recorded
     read = torch.arange(recorded.tokens.shape[1])[None] <= recorded.text_end()[:, None]
@@ -123,9 +125,9 @@ def test_roles_with_different_lower_blocks_cannot_share_a_trunk():
 def test_bfloat16_products_leave_the_first_ratio_at_one():
     model = build("llama", seed=0)
     made = arrange(
-        model, _reward(model), ArrangementConfig(kind="frozen_trunk", blocks=1, trunk_precision="bfloat16"), "actor"
+        model, _reward(model), ArrangementConfig(kind="frozen_trunk", blocks=1, precision="bfloat16"), "actor"
     )
-    engine = LocalEngine(model, [1], record=made.record)
+    engine = LocalEngine(model, [1], trunk=made.trunk, head=made.head)
     rollout = made.prepare(engine.generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=0))
     logprobs = Scorer(made.actor).evaluate(rollout, token_logprobs)
     again = Scorer(made.actor, token_budget=8).evaluate(rollout, token_logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,4 +156,4 @@ def test_the_whole_way_on_the_tiny_model(cache, tmp_path):
     assert {"kl", "win_rate", "score_before", "score_after", "ended", "distinct2_ratio"} <= summary.keys()
     for out in at.values():
         names = {"config.json", "environment.json", "metrics.jsonl", "samples.jsonl", "summary.json", "tensorboard"}
-        assert names <= {p.name for p in plaudit.recipes.Path(out).iterdir()}
+        assert names <= {p.name for p in Path(out).iterdir()}

@@ -39,7 +39,8 @@ class Arrangement:
     """The networks of the four roles, and what they share.
 
     ``reward`` is None where a function scores. ``joint``: actor and critic are one network with one optimizer.
-    ``record`` is the module whose output an engine may record as features; ``prepare`` fills features that are missing.
+    ``trunk`` and the fixed output layer ``head`` are what they share, for an engine to generate through; ``prepare``
+    fills features that are missing.
     """
 
     actor: Network
@@ -47,7 +48,8 @@ class Arrangement:
     reference: Network
     reward: Network | None
     prepare: Callable[[S], S]
-    record: nn.Module | None
+    trunk: Trunk | None
+    head: LanguageHead | None
     joint: bool
 
 
@@ -76,7 +78,7 @@ def _separate(model: PreTrainedModel, reward: RewardParts | None, critic_from: s
     critic.requires_grad_(True)
     actor = Network(WholeStack(model.base_model), LanguageHead(model))
     actor.requires_grad_(True)
-    return Arrangement(actor, critic, reference, _whole_reward(reward), lambda rows: rows, None, joint=False)
+    return Arrangement(actor, critic, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=False)
 
 
 def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> Arrangement:
@@ -85,14 +87,14 @@ def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, critic_fro
     head = scalar_head(torch.zeros(1, model.config.hidden_size))
     both = Network(WholeStack(model.base_model), LanguageHead(model), head)
     both.requires_grad_(True)
-    return Arrangement(both, both, reference, _whole_reward(reward), lambda rows: rows, None, joint=True)
+    return Arrangement(both, both, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=True)
 
 
 def _frozen_trunk(
     model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
 ) -> Arrangement:
     base, blocks = model.base_model, config.blocks
-    trunk = Trunk(base, blocks, config.trunk_precision)
+    trunk = Trunk(base, blocks, config.precision, sampling=True)
     below = len(blocks_of(base)[1]) - blocks
     if reward is not None and share(base, reward.base, at_most=below) < below:
         raise ModelError(
@@ -100,10 +102,10 @@ def _frozen_trunk(
             f"train both with train_blocks={blocks} from one model, or use arrangement.kind=separate"
         )
     model.requires_grad_(False)
-    language = LanguageHead(model)
+    language = LanguageHead(model, fixed=True)
     reference = Network(UpperStack(own_blocks(base, blocks), blocks), language)
     start, head = _critic_start(base, reward, critic_from)
-    critic = Network(UpperStack(own_blocks(start, blocks), blocks), scalar=head)
+    critic = Network(UpperStack(own_blocks(start, blocks), blocks, config.precision), scalar=head)
     scorer = Network(UpperStack(reward.base, blocks), scalar=reward.head) if reward else None
     actor = Network(UpperStack(base, blocks), language)
     for network in (reference, scorer):
@@ -113,7 +115,7 @@ def _frozen_trunk(
         network.requires_grad_(False)
         blocks_of(network.stack.base)[1].requires_grad_(True)
     head.requires_grad_(True)
-    return Arrangement(actor, critic, reference, scorer, trunk.prepare, trunk.last, joint=False)
+    return Arrangement(actor, critic, reference, scorer, trunk.prepare, trunk, language, joint=False)
 
 
 def _frozen_copy(model: PreTrainedModel) -> Network:
@@ -182,19 +184,23 @@ def read_together(models: list[PreTrainedModel], depth: int) -> list[Stack]:
     return [UpperStack(m, max(1, len(blocks_of(m)[1]) - depth)) for m in models]
 
 
-def recorded_block(base: PreTrainedModel, depth: int) -> nn.Module | None:
-    """The module whose output is the features of ``depth`` shared blocks, for an engine to record."""
-    blocks = blocks_of(base)[1]
-    return blocks[min(depth, len(blocks) - 1) - 1] if depth else None
+def shared_trunk(base: PreTrainedModel, depth: int) -> Trunk | None:
+    """The trunk of ``depth`` shared blocks, for an engine to generate through."""
+    total = len(blocks_of(base)[1])
+    return Trunk(base, max(1, total - depth), sampling=True) if depth and total > 1 else None
 
 
 def trainable_top(base: PreTrainedModel, blocks: int, precision: str = "float32") -> tuple[Stack, Trunk | None]:
-    """A stack that trains the top ``blocks`` blocks over a frozen trunk, or all weights where ``blocks`` is 0."""
+    """A stack that trains the top ``blocks`` blocks over a frozen trunk, or all weights where ``blocks`` is 0.
+
+    In bfloat16 the trained blocks multiply bfloat16 copies of weights and activations, forward and backward; weights,
+    gradients and everything between the products stay float32.
+    """
     if not blocks:
         base.requires_grad_(True)
-        return WholeStack(base), None
+        return WholeStack(base, precision), None
     trunk = Trunk(base, blocks, precision)
     base.requires_grad_(False)
-    stack = UpperStack(base, blocks)
+    stack = UpperStack(base, blocks, precision)
     blocks_of(stack.base)[1].requires_grad_(True)
     return stack, trunk

@@ -10,25 +10,42 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plaudit import ops
+from plaudit.models.fused import Product
 from plaudit.models.stack import Stack
 from plaudit.types import Sequences
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to logits, with the scaling or soft cap that some families apply after the output layer."""
+    """Hidden states to logits, with the scaling or soft cap that some families apply after the output layer.
 
-    def __init__(self, model: PreTrainedModel):
+    A ``fixed`` head multiplies with a copy of the layer's weights laid out for speed, as they were when it was made (or
+    at the last :meth:`refresh`), and passes no gradient to them.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fixed: bool = False):
         super().__init__()
         self.linear = model.get_output_embeddings()
+        self.product = Product([self.linear], self.linear.weight.dtype, copy=True) if fixed else None
         config = model.config
         self.scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
         self.soft_cap = getattr(config, "final_logit_softcapping", None)
 
     def forward(self, hidden: Float[Tensor, "*n H"]) -> Float[Tensor, "*n V"]:
-        logits = self.linear(hidden)
+        logits = self.project(hidden)
         if self.scale != 1.0:
             logits = logits * self.scale
         return self.soft_cap * torch.tanh(logits / self.soft_cap) if self.soft_cap else logits
+
+    def project(self, hidden: Float[Tensor, "*n H"]) -> Float[Tensor, "*n V"]:
+        """The output layer alone. A fixed head's copy has no gradient, so it serves where none is recorded."""
+        if self.product is None or (torch.is_grad_enabled() and hidden.requires_grad):
+            return self.linear(hidden)
+        return self.product(hidden)
+
+    def refresh(self) -> None:
+        """A fixed head takes over the layer's present weights."""
+        if self.product is not None:
+            self.product.refresh()
 
 
 def scalar_head(weight: Float[Tensor, "1 H"], shift: float = 0.0) -> nn.Linear:
@@ -61,7 +78,7 @@ class Network(nn.Module):
 
 
 #: positions whose logits exist at the same time
-CHUNK = 256
+CHUNK = 128
 
 
 def token_policy(
@@ -75,9 +92,7 @@ def token_policy(
     head, hidden, tokens = _choices(outputs, rows)
     frozen = not head.linear.weight.requires_grad and not entropy_gradient and not head.soft_cap
     if frozen and torch.is_grad_enabled() and hidden.requires_grad:
-        logprobs, entropy = _FrozenHead.apply(
-            hidden, head.linear.weight, head.linear.bias, tokens, head.scale / temperature
-        )
+        logprobs, entropy = _FrozenHead.apply(hidden, head, tokens, head.scale / temperature)
     else:
         parts = [
             ops.logprobs_and_entropy(head(h) / temperature, t)
@@ -104,10 +119,11 @@ class _FrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, scale: float):
+    def forward(ctx, hidden: Tensor, head: LanguageHead, tokens: Tensor, scale: float):
         logprobs, entropy, slope = [], [], []
+        weight = head.linear.weight
         for h, t in zip(hidden.split(CHUNK), tokens.split(CHUNK), strict=True):
-            logp = nn.functional.linear(h, weight, bias)
+            logp = head.project(h)
             logp = torch.log_softmax(logp.mul_(scale).float(), -1)
             logprobs.append(logp.gather(-1, t[:, None]).squeeze(-1))
             p = logp.exp()
@@ -122,7 +138,7 @@ class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor, _entropy_grad: Tensor):
         (slope,) = ctx.saved_tensors
-        return grad[:, None].to(slope.dtype) * slope, None, None, None, None
+        return grad[:, None].to(slope.dtype) * slope, None, None, None
 
 
 def _scatter(flat: Float[Tensor, " N"], rows: Sequences) -> Float[Tensor, "B S"]:

@@ -8,7 +8,8 @@ what (see arrangements).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plaudit.errors import ModelError
+from plaudit.models.fused import FusedBlock, Rotation, can_fuse
 from plaudit.types import Sequences
 
 S = TypeVar("S", bound=Sequences)
@@ -103,21 +105,22 @@ def like_lengths(lengths: Tensor, *, smallest: int = 256, waste: float = 0.15) -
 class WholeStack(Stack):
     """Every block, from token ids. Right padding under causal attention needs no attention mask."""
 
-    def __init__(self, base: PreTrainedModel):
+    def __init__(self, base: PreTrainedModel, precision: str = "float32"):
         super().__init__()
-        self.base = base
+        self.base, self.low = base, in_bfloat16(precision)
 
     def run(self, rows: Sequences) -> Tensor:
-        return self.base(input_ids=rows.tokens, use_cache=False).last_hidden_state
+        with bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext():
+            return self.base(input_ids=rows.tokens, use_cache=False).last_hidden_state
 
 
 class UpperStack(Stack):
     """The top ``count`` blocks, from a trunk's features."""
 
-    def __init__(self, base: PreTrainedModel, count: int):
+    def __init__(self, base: PreTrainedModel, count: int, precision: str = "float32"):
         super().__init__()
         total = len(blocks_of(base)[1])
-        self.base = _with_blocks(base, total - count, total)
+        self.base, self.low = _with_blocks(base, total - count, total), in_bfloat16(precision)
 
     def run(self, rows: Sequences) -> Tensor:
         features = rows.features
@@ -132,7 +135,8 @@ class UpperStack(Stack):
 
         handle = blocks_of(self.base)[1][0].register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            return self.base(inputs_embeds=features, use_cache=False).last_hidden_state
+            with bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext():
+                return self.base(inputs_embeds=features, use_cache=False).last_hidden_state
         finally:
             handle.remove()
 
@@ -143,16 +147,51 @@ def has_bfloat16_units() -> bool:
     return bool(capabilities.get("amx_bf16", False))
 
 
-def _multiply_in_bfloat16(linear: nn.Linear) -> None:
-    """Gives a frozen layer a bfloat16 copy of its weight to multiply with; the weight itself stays as it is."""
-    linear.requires_grad_(False)
-    weight, bias = linear.weight.to(torch.bfloat16), linear.bias
+class _Bfloat16Product(torch.autograd.Function):
+    """x @ Wᵀ and its gradients from bfloat16 inputs, summed in float32."""
 
-    def forward(hidden: Tensor) -> Tensor:
-        product = nn.functional.linear(hidden.to(torch.bfloat16), weight).to(hidden.dtype)
-        return product if bias is None else product + bias
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        low_x, low_weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        ctx.save_for_backward(low_x, low_weight)
+        return nn.functional.linear(low_x, low_weight).to(x.dtype)
 
-    linear.forward = forward  # type: ignore[method-assign, assignment]
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        low = grad.to(torch.bfloat16)
+        to_x = (low @ weight).to(grad.dtype) if ctx.needs_input_grad[0] else None
+        to_weight = (low.flatten(0, -2).T @ x.flatten(0, -2)).to(grad.dtype) if ctx.needs_input_grad[1] else None
+        return to_x, to_weight
+
+
+@contextmanager
+def bfloat16_products(blocks: nn.Module) -> Iterator[None]:
+    """Inside, every linear layer of ``blocks`` multiplies bfloat16 copies of its input and weight.
+
+    So does its backward pass. Weights, gradients and all that lies between the products keep their dtype.
+    """
+    linears = [module for module in blocks.modules() if isinstance(module, nn.Linear)]
+    for linear in linears:
+        linear.forward = _bfloat16_forward(linear)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for linear in linears:
+            del linear.forward
+
+
+def _bfloat16_forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        product = _Bfloat16Product.apply(x, linear.weight)
+        return product if linear.bias is None else product + linear.bias
+
+    return forward
+
+
+def in_bfloat16(precision: str) -> bool:
+    """Whether matrix products asked for in ``precision`` run in bfloat16 on this machine."""
+    return precision == "bfloat16" or (precision == "auto" and has_bfloat16_units())
 
 
 class Capture:
@@ -176,12 +215,13 @@ class Capture:
 class Trunk:
     """The frozen lower blocks that all roles share."""
 
-    def __init__(self, base: PreTrainedModel, upper: int, precision: str = "float32"):
+    def __init__(self, base: PreTrainedModel, upper: int, precision: str = "float32", *, sampling: bool = False):
         """The blocks of ``base`` below its top ``upper`` ones.
 
-        With ``precision`` "bfloat16" (or "auto" on a machine with bfloat16 matrix units) their matrix products take
-        bfloat16 inputs and sum in float32; everything between them stays float32. All roles read the same features, so
-        the ratio of new to old policy is untouched by it.
+        With ``precision`` "bfloat16" (or "auto" on a machine with bfloat16 matrix units) their matrix products and
+        attention take bfloat16 inputs and sum in float32; the residual stream stays float32. All roles read the same
+        features, so the ratio of new to old policy is untouched by it. With ``sampling`` an engine generates through
+        these blocks too, and their weights are copied into a layout made for that.
 
         Raises:
             ModelError: there are not that many blocks.
@@ -190,13 +230,19 @@ class Trunk:
         if not 0 < upper < total:
             raise ModelError(f"the model has {total} blocks; train between 1 and {total - 1} of them, not {upper}")
         self.base = _with_blocks(base, 0, total - upper)
-        #: the block whose output the roles read; an engine may record it while it generates
-        self.last: nn.Module = blocks_of(self.base)[1][-1]
-        self.width: int = base.config.hidden_size
-        if precision == "bfloat16" or (precision == "auto" and has_bfloat16_units()):
-            for module in blocks_of(self.base)[1].modules():
-                if isinstance(module, nn.Linear):
-                    _multiply_in_bfloat16(module)
+        blocks = blocks_of(self.base)[1]
+        #: the block whose output the roles read
+        self.last: nn.Module = blocks[-1]
+        self.depth, self.width = len(blocks), int(base.config.hidden_size)
+        blocks.requires_grad_(False)
+        dtype = torch.bfloat16 if in_bfloat16(precision) else base.dtype
+        #: the same blocks for inference, where the family allows it
+        self.fused = [FusedBlock(block, dtype, copy=sampling) for block in blocks] if can_fuse(base) else None
+        self.low = dtype != base.dtype
+
+    def products(self) -> AbstractContextManager[None]:
+        """What a forward pass through the model's own blocks runs in, to multiply as the trunk should."""
+        return bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext()
 
     @torch.no_grad()
     def prepare(self, rows: S, token_budget: int = 512) -> S:
@@ -205,8 +251,18 @@ class Trunk:
             return rows
         features = torch.zeros(*rows.tokens.shape, self.width, device=rows.tokens.device)
         for index in Sequences.micro_batches(rows, token_budget):
-            part = rows.take(index).trim()
-            with Capture(self.last) as capture:
-                self.base(input_ids=part.tokens, use_cache=False)
-            features[index, : part.tokens.shape[1]] = capture.outputs[0].float()
+            tokens = rows.take(index).trim().tokens
+            features[index, : tokens.shape[1]] = self._features(tokens).float()
         return replace(rows, features=features)
+
+    def _features(self, tokens: Tensor) -> Tensor:
+        if self.fused is None:
+            with self.products(), Capture(self.last) as capture:
+                self.base(input_ids=tokens, use_cache=False)
+            return capture.outputs[0]
+        hidden = self.base.get_input_embeddings()(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        rotation = Rotation.of(self.base, hidden, positions).to(self.fused[0].dtype)
+        for block in self.fused:
+            hidden = block(hidden, rotation)
+        return hidden

@@ -1,8 +1,8 @@
-"""The local engine: a sampler over any transformers decoder, with a preallocated key-value cache.
+"""The local engine: a sampler over any transformers decoder.
 
 Prompts are padded on the left so that all rows write the same cache slot, and repacked to right padding at the end.
-Rows that have ended leave the batch. A row's random numbers are drawn for the row, so its answer does not depend on
-when its neighbours end. Left out: top-p and top-k, stop strings, sharing of one prompt's prefill.
+Rows that have ended leave the batch, a few at a time. A row's random numbers are drawn for the row, so its answer does
+not depend on when its neighbours end. Left out: top-p and top-k, stop strings, sharing of one prompt's prefill.
 """
 
 from __future__ import annotations
@@ -11,116 +11,114 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
 
 from plaudit.config import SamplingConfig
 from plaudit.models.network import LanguageHead
-from plaudit.models.stack import Capture
+from plaudit.models.stack import Trunk
+from plaudit.rollout.decoders import Decoder, decoder_for
 from plaudit.types import Prompt, Rollout
-
-
-class _Layer(CacheLayerMixin):
-    """Keys and values (B, heads, slots, D) of one block, allocated once and written in place."""
-
-    is_sliding = False
-
-    def __init__(self, slots: int):
-        super().__init__()
-        self.slots, self.used = slots, 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, heads, _, width = key_states.shape
-        self.keys = key_states.new_empty(rows, heads, self.slots, width)
-        self.values = value_states.new_empty(rows, heads, self.slots, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.used + key_states.shape[2]
-        self.keys[:, :, self.used : end] = key_states
-        self.values[:, :, self.used : end] = value_states
-        self.used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.used + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.used
-
-    def get_max_length(self) -> int:
-        return self.slots
-
-    get_max_cache_shape = get_max_length
-
-    def keep(self, rows: Tensor) -> None:
-        if self.is_initialized:
-            self.keys, self.values = self.keys[rows], self.values[rows]
 
 
 class _Batch:
     """The rows still being answered, and what each of them has so far."""
 
-    def __init__(self, prompts: Sequence[Prompt], slots: int, layers: int, device: torch.device | str):
+    def __init__(self, prompts: Sequence[Prompt], slots: int, decoder: Decoder, device: torch.device | str):
         width = max(len(p.ids) for p in prompts)
         self.rows = torch.arange(len(prompts), device=device)
+        #: places in the batch whose answers have not ended
+        self.live = self.rows
         self.inputs = torch.zeros(len(prompts), width, dtype=torch.long)
-        self.attention = torch.zeros(len(prompts), width + slots, dtype=torch.long)
+        self.real = torch.ones(len(prompts), width + slots, dtype=torch.bool)
         for i, prompt in enumerate(prompts):
             self.inputs[i, width - len(prompt.ids) :] = torch.tensor(prompt.ids)
-            self.attention[i, width - len(prompt.ids) :] = 1
-        self.inputs, self.attention = self.inputs.to(device), self.attention.to(device)
+            self.real[i, : width - len(prompt.ids)] = False
+        self.padded = not bool(self.real.all())
+        self.inputs, self.real = self.inputs.to(device), self.real.to(device)
         self.width, self.step = width, 0
-        self.positions = (self.attention[:, :width].cumsum(1) - 1).clamp(min=0)
-        self.cache = Cache(layers=[_Layer(width + slots) for _ in range(layers)])
-        self.padded = bool((self.attention[:, :width] == 0).any())
+        self.positions = (self.real[:, :width].cumsum(1) - 1).clamp(min=0)
+        self.decoder = decoder
+        decoder.start(len(prompts), width + slots)
 
-    def forward(self, base: PreTrainedModel) -> Tensor:
-        """Final hidden state (b, H) of the newest token of every row."""
-        mask = self.attention[:, : self.width + self.step] if self.padded else None
-        out = base(
-            input_ids=self.inputs,
-            attention_mask=mask,
-            position_ids=self.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return out.last_hidden_state[:, -1]
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Final hidden state (b, H) of the newest token of every row, and the features of the tokens just read."""
+        real = self.real[:, : self.width + self.step] if self.padded else None
+        return self.decoder.read(self.inputs, self.positions, real)
 
     def extend(self, tokens: Tensor) -> None:
         self.inputs, self.positions, self.step = tokens[:, None], self.positions[:, -1:] + 1, self.step + 1
 
-    def keep(self, alive: Tensor) -> None:
-        self.rows, self.inputs, self.attention = self.rows[alive], self.inputs[alive], self.attention[alive]
-        self.positions = self.positions[alive]
-        for layer in self.cache.layers:
-            layer.keep(alive)
+    def end(self, ended: Tensor) -> None:
+        """Drops the live rows that have ended, bool (live,). They may stay in the batch for a while, unheeded."""
+        self.live = self.live[~ended]
+        size = batch_size_for(len(self.live))
+        if size >= len(self.rows):
+            return
+        ghosts = torch.ones(len(self.rows), dtype=torch.bool, device=self.rows.device)
+        ghosts[self.live] = False
+        kept = torch.cat([self.live, ghosts.nonzero().flatten()[: size - len(self.live)]])
+        self.rows, self.inputs, self.real = self.rows[kept], self.inputs[kept], self.real[kept]
+        self.positions = self.positions[kept]
+        self.decoder.keep(kept)
+        self.live = torch.arange(len(self.live), device=self.rows.device)
+
+
+def batch_size_for(rows: int) -> int:
+    """The batch size for so many live rows: four sizes a doubling at most.
+
+    A matrix library prepares (and keeps) code for every size it meets, so few sizes are worth a few wasted rows.
+    """
+    step = max(1, 1 << max(0, (rows - 1).bit_length() - 3))
+    return -(-rows // step) * step
+
+
+#: tokens whose probabilities are summed together on the way to a drawn token
+BLOCK = 256
 
 
 def sample(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Tokens i64 (b,) drawn from softmax(logits / temperature) by inverting its distribution function at ``uniform``
     (b,), and their log-probabilities f32 (b,). At temperature 0 the likeliest token, log-probability at temperature 1.
     """
-    logp = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
     if temperature == 0:
-        tokens = logp.argmax(-1)
-    else:
-        cumulative = logp.exp().cumsum(-1)
-        point = uniform[:, None] * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, point, right=True).clamp(max=logits.shape[-1] - 1).squeeze(-1)
-    return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
+        tokens = logits.argmax(-1)
+        return tokens, torch.log_softmax(logits.float(), -1).gather(-1, tokens[:, None]).squeeze(-1)
+    p = torch.softmax(logits.float() / temperature, -1)
+    # In two steps, first among blocks of tokens and then within one: a running sum over a whole vocabulary is slow, and
+    # in float32 it loses the small probabilities.
+    whole = p.shape[-1] // BLOCK * BLOCK
+    blocks = p[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
+    if whole < p.shape[-1]:
+        blocks = torch.cat([blocks, p[:, whole:].sum(-1, keepdim=True)], -1)
+    block, rest = _invert(blocks, uniform[:, None] * blocks.sum(-1, keepdim=True))
+    ids = block * BLOCK + torch.arange(BLOCK, device=p.device)
+    inside = torch.where(ids < p.shape[-1], p.gather(-1, ids.clamp(max=p.shape[-1] - 1)), 0.0)
+    place, _ = _invert(inside, rest)
+    tokens = ids.gather(-1, place)
+    return tokens.squeeze(-1), p.gather(-1, tokens).squeeze(-1).log()
+
+
+def _invert(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place (b, 1) whose running sum exceeds ``point`` (b, 1), and what of the point lies inside it.
+
+    That place's weight is never 0: a point that rounding put at the end or beyond is drawn back into the last one that
+    has any.
+    """
+    sums = weights.cumsum(-1)
+    end = sums[:, -1:]
+    point = torch.minimum(point, torch.nextafter(end, torch.zeros_like(end)))
+    place = torch.searchsorted(sums, point, right=True)
+    before = torch.where(place > 0, sums.gather(-1, (place - 1).clamp(min=0)), 0.0)
+    return place, point - before
 
 
 class LocalEngine:
-    """Answers with the actor's own modules, so that taking over its weights costs nothing.
+    """Answers with the actor's weights as they were at the last :meth:`load` (at first: at the start).
 
-    ``record`` is the module whose output becomes the rollout's features: the last block of a frozen trunk, whose work
-    is thereby done once for generation and for every role.
+    A ``trunk`` that the roles share is shared by the engine too: what its blocks make of each token becomes the
+    rollout's features, so that their work is done once for generation and for every role. So is a ``head`` that is not
+    trained.
     """
 
     def __init__(
@@ -128,17 +126,22 @@ class LocalEngine:
         model: PreTrainedModel,
         end_ids: Sequence[int],
         *,
-        record: nn.Module | None = None,
+        trunk: Trunk | None = None,
+        head: LanguageHead | None = None,
         max_rows: int = 128,
         device: torch.device | str = "cpu",
     ):
-        self.base, self.head = model.base_model, LanguageHead(model)
+        self.decoder = decoder_for(model, trunk)
+        self.shared_head, self.head = head is not None, head or LanguageHead(model, fixed=True)
         self.end_ids = torch.tensor(sorted(end_ids), device=device)
-        self.record, self.max_rows, self.device = record, max_rows, device
+        self.records, self.max_rows, self.device = trunk is not None, max_rows, device
         self.version = 0
 
     def load(self, version: int) -> None:
         self.version = version
+        self.decoder.refresh()
+        if not self.shared_head:
+            self.head.refresh()
 
     @torch.no_grad()
     def generate(
@@ -165,35 +168,38 @@ class LocalEngine:
 
     def _batch(self, prompts: Sequence[Prompt], sampling: SamplingConfig, uniform: Tensor) -> Rollout:
         count, limit = len(prompts), sampling.max_new_tokens
-        layers = self.base.config.num_hidden_layers
-        batch = _Batch(prompts, limit, layers, self.device)
+        batch = _Batch(prompts, limit, self.decoder, self.device)
         tokens = torch.zeros(count, limit, dtype=torch.long, device=self.device)
         logprobs = torch.zeros(count, limit, device=self.device)
         lengths = torch.full((count,), limit, device=self.device)
         terminated = torch.zeros(count, dtype=torch.bool, device=self.device)
-        recorder = _Recorder(self.record, count, batch.width + limit)
-        with recorder:
-            while True:
-                hidden = batch.forward(self.base)
-                recorder.collect(batch.rows)
-                if batch.step == limit:
-                    break
-                step = batch.step
-                chosen, logp = sample(self.head(hidden), uniform[batch.rows, step], sampling.temperature)
-                tokens[batch.rows, step], logprobs[batch.rows, step] = chosen, logp
-                ended = torch.isin(chosen, self.end_ids)
-                terminated[batch.rows] = ended
-                lengths[batch.rows[ended]] = step + 1
-                batch.extend(chosen)
-                if self.record is None and (batch.step == limit or bool(ended.all())):
-                    break
-                # An end token's own features are needed by nobody: no choice follows it, and no score is read there.
-                alive = (~ended).nonzero().flatten()
-                if len(alive) == 0:
-                    break
-                if len(alive) < len(ended):
-                    batch.keep(alive)
-        return self._rollout(prompts, tokens, logprobs, lengths, terminated, recorder.features, batch.width)
+        recorded = torch.zeros(count, batch.width + limit, 0)
+        at = 0
+        while True:
+            hidden, features = batch.read()
+            if self.records:
+                if at == 0:
+                    recorded = torch.zeros(count, batch.width + limit, features.shape[-1], device=self.device)
+                # rows that have ended are written too, and cut away below
+                recorded[batch.rows, at : at + features.shape[1]] = features.float()
+                at += features.shape[1]
+            if batch.step == limit:
+                break
+            step = batch.step
+            chosen, logp = sample(self.head(hidden), uniform[batch.rows, step], sampling.temperature)
+            rows, chosen_now = batch.rows[batch.live], chosen[batch.live]
+            tokens[rows, step], logprobs[rows, step] = chosen_now, logp[batch.live]
+            ended = torch.isin(chosen_now, self.end_ids)
+            terminated[rows] = ended
+            lengths[rows[ended]] = step + 1
+            batch.extend(chosen)
+            if not self.records and batch.step == limit:
+                break
+            # An end token's own features are needed by nobody: no choice follows it, and no score is read there.
+            if bool(ended.all()):
+                break
+            batch.end(ended)
+        return self._rollout(prompts, tokens, logprobs, lengths, terminated, recorded, batch.width)
 
     def _rollout(
         self,
@@ -202,7 +208,7 @@ class LocalEngine:
         logprobs: Tensor,
         lengths: Tensor,
         terminated: Tensor,
-        features: Tensor,
+        recorded: Tensor,
         width: int,
     ) -> Rollout:
         """Repacks left-padded prompts and their answers to right-padded rows."""
@@ -218,35 +224,9 @@ class LocalEngine:
             version=torch.full((len(rows),), self.version),
             prompts=tuple(prompts),
         )
-        packed = torch.zeros(*rollout.tokens.shape, features.shape[-1])
+        packed = torch.zeros(*rollout.tokens.shape, recorded.shape[-1])
         for i, (prompt, n) in enumerate(zip(prompts, counts, strict=True)):
             start = width - len(prompt.ids)
             rollout.logprobs[i, len(prompt.ids) : len(prompt.ids) + n] = logprobs[i, :n].cpu()
-            packed[i, : len(rows[i])] = features[i, start : start + len(rows[i])].cpu()
+            packed[i, : len(rows[i])] = recorded[i, start : start + len(rows[i])].cpu()
         return replace(rollout, features=packed)
-
-
-class _Recorder:
-    """Collects a module's outputs into (B, slots, F), row by row; F = 0 where there is nothing to record."""
-
-    def __init__(self, module: nn.Module | None, rows: int, slots: int):
-        self.capture = Capture(module) if module is not None else None
-        self.rows, self.slots, self.at = rows, slots, 0
-        self.features = torch.zeros(rows, slots, 0)
-
-    def __enter__(self) -> None:
-        if self.capture:
-            self.capture.__enter__()
-
-    def __exit__(self, *args: object) -> None:
-        if self.capture:
-            self.capture.__exit__(*args)
-
-    def collect(self, rows: Tensor) -> None:
-        if not self.capture:
-            return
-        output = self.capture.outputs.pop()
-        if self.features.shape[-1] == 0:
-            self.features = torch.zeros(self.rows, self.slots, output.shape[-1], device=output.device)
-        self.features[rows, self.at : self.at + output.shape[1]] = output.float()
-        self.at += output.shape[1]

@@ -1,0 +1,238 @@
+"""Inference through Llama-shaped blocks: fewer and larger matrix products over weights laid out for them.
+
+Queries, keys and values are one product, gate and up projection another; where oneDNN is at hand the weights are
+copied into its blocked layout. A model is taken only if its structure is the known one and its numbers, tried on a few
+tokens, are the model's own; every other family runs through its transformers forward. Left out: gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+#: rows of the products that the blocked layout is made for
+PACKED_FOR = 64
+
+
+class Product:
+    """x @ Wᵀ + b, where W stacks the weights of several layers that read the same input.
+
+    With ``copy`` the weights are copied (in ``dtype``, and into oneDNN's layout on a CPU that has it) and stay what
+    they are until :meth:`refresh`; without it the layers' own weights are read at every call.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype, copy: bool):
+        self.layers, self.dtype = layers, dtype
+        self.copy = copy or dtype != layers[0].weight.dtype
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes over the layers' present weights."""
+        if not self.copy:
+            return
+        weight = torch.cat([layer.weight.detach().to(self.dtype) for layer in self.layers])
+        self.bias = None
+        if any(layer.bias is not None for layer in self.layers):
+            biases = [
+                torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias for layer in self.layers
+            ]
+            self.bias = torch.cat([b.detach().to(self.dtype) for b in biases])
+        self.packed = weight.device.type == "cpu" and can_pack()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR) if self.packed else weight
+
+    def __call__(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+        if not self.copy:
+            parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+@cache
+def can_pack() -> bool:
+    """Whether this build of PyTorch multiplies with weights in oneDNN's layout, and rightly."""
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            generator = torch.Generator().manual_seed(0)
+            x, weight = (torch.randn(n, 48, generator=generator).to(dtype) for n in (3, 32))
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+            product = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+            if not torch.allclose(product.float(), F.linear(x, weight).float(), atol=0.1, rtol=0.02):
+                return False
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+class KeyValues:
+    """Keys and values of one block, (b, kv heads, slots, D), allocated once and written in place."""
+
+    def __init__(self, rows: int, heads: int, slots: int, width: int, dtype: torch.dtype, device: torch.device):
+        self.keys = torch.empty(rows, heads, slots, width, dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self.used = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.used + keys.shape[2]
+        self.keys[:, :, self.used : end] = keys
+        self.values[:, :, self.used : end] = values
+        self.used = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, rows: Tensor) -> None:
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines of the positions, (b, n, 1, D/2)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, base: Any, hidden: Tensor, positions: Int[Tensor, "b n"]) -> Rotation:
+        cos, sin = base.rotary_emb(hidden, positions)
+        half = cos.shape[-1] // 2
+        return cls(cos[:, :, None, :half], sin[:, :, None, :half])
+
+    def to(self, dtype: torch.dtype) -> Rotation:
+        return Rotation(self.cos.to(dtype), self.sin.to(dtype))
+
+    def __call__(self, x: Float[Tensor, "b n h D"]) -> Float[Tensor, "b n h D"]:
+        half = x.shape[-1] // 2
+        a, b, out = x[..., :half], x[..., half:], torch.empty_like(x)
+        torch.mul(a, self.cos, out=out[..., :half]).addcmul_(b, self.sin, value=-1)
+        torch.mul(b, self.cos, out=out[..., half:]).addcmul_(a, self.sin)
+        return out
+
+
+class FusedBlock:
+    """One block. The residual stream keeps the model's dtype; products and attention run in ``dtype``."""
+
+    def __init__(self, block: Any, dtype: torch.dtype, copy: bool):
+        self.block, attention, mlp = block, block.self_attn, block.mlp
+        self.dtype, self.scale, self.width = dtype, attention.scaling, attention.head_dim
+        self.qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], dtype, copy)
+        self.out = Product([attention.o_proj], dtype, copy)
+        self.gate_up = Product([mlp.gate_proj, mlp.up_proj], dtype, copy)
+        self.down = Product([mlp.down_proj], dtype, copy)
+        self.heads = attention.q_proj.out_features // self.width
+        self.kv_heads = attention.k_proj.out_features // self.width
+        self.per_head_norms = hasattr(attention, "q_norm")
+
+    def refresh(self) -> None:
+        """Takes over the block's present weights."""
+        for product in (self.qkv, self.out, self.gate_up, self.down):
+            product.refresh()
+
+    def memory(self, rows: int, slots: int, device: torch.device) -> KeyValues:
+        return KeyValues(rows, self.kv_heads, slots, self.width, self.dtype, device)
+
+    def __call__(
+        self,
+        hidden: Float[Tensor, "b n H"],
+        rotation: Rotation,
+        memory: KeyValues | None = None,
+        mask: Bool[Tensor, "b 1 m L"] | None = None,
+    ) -> Float[Tensor, "b n H"]:
+        """The block's output. Without ``memory`` attention is causal over the n given positions; with it, over what the
+        memory holds and the new ones, ``mask`` saying which of those each position may see (None: all)."""
+        rows, count, _ = hidden.shape
+        read = _rms_norm(self.block.input_layernorm, hidden).to(self.dtype)
+        qkv = self.qkv(read).view(rows, count, self.heads + 2 * self.kv_heads, self.width)
+        if self.per_head_norms:
+            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 2)
+            q = rotation(self.block.self_attn.q_norm(q).to(self.dtype))
+            k = rotation(self.block.self_attn.k_norm(k).to(self.dtype))
+        else:
+            rotated = rotation(qkv[:, :, : self.heads + self.kv_heads])
+            q, k, v = rotated[:, :, : self.heads], rotated[:, :, self.heads :], qkv[:, :, self.heads + self.kv_heads :]
+        attended = self._attend(q, k.transpose(1, 2), v.transpose(1, 2), memory, mask)
+        hidden = hidden + self.out(attended)
+        read = _rms_norm(self.block.post_attention_layernorm, hidden).to(self.dtype)
+        gate, up = self.gate_up(read).chunk(2, -1)
+        return hidden.add_(self.down(F.silu(gate).mul_(up)))
+
+    def _attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, memory: KeyValues | None, mask: Tensor | None
+    ) -> Float[Tensor, "b n d"]:
+        rows, count = q.shape[:2]
+        causal = mask is None and count > 1
+        if memory is not None:
+            keys, values = memory.append(keys, values)
+        if count == 1:
+            # The query heads that share a key head stand in the place of positions: no key is read twice.
+            q = q.reshape(rows, self.kv_heads, self.heads // self.kv_heads, self.width)
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
+            return out.reshape(rows, 1, -1)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(rows, count, -1)
+
+
+def _rms_norm(norm: Any, x: Float[Tensor, "*n H"]) -> Float[Tensor, "*n H"]:
+    x = x.float()
+    inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    return (x * inverse.add_(norm.variance_epsilon).rsqrt_()).mul_(norm.weight)
+
+
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+
+
+def _known_structure(base: Any) -> bool:
+    if {name for name, _ in base.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+        return False
+    if any(kind != "full_attention" for kind in getattr(base.config, "layer_types", None) or []):
+        return False
+    if getattr(base.config, "sliding_window", None) and getattr(base.config, "use_sliding_window", True):
+        return False
+    for block in base.layers:
+        parts = dict(block.named_children())
+        if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+            return False
+        attention, mlp = dict(parts["self_attn"].named_children()), dict(parts["mlp"].named_children())
+        extra = set(attention) - _ATTENTION
+        activation = mlp.pop("act_fn", None)
+        if not set(attention) >= _ATTENTION or extra not in (set(), {"q_norm", "k_norm"}) or set(mlp) != _MLP:
+            return False
+        linears = [*(attention[name] for name in _ATTENTION), *mlp.values()]
+        if any(type(linear) is not nn.Linear for linear in linears):
+            return False
+        if not isinstance(activation, nn.SiLU) and "silu" not in type(activation).__name__.lower():
+            return False
+        norms = (parts["input_layernorm"], parts["post_attention_layernorm"])
+        if any(not hasattr(norm, "variance_epsilon") for norm in norms):
+            return False
+        if not all(hasattr(parts["self_attn"], name) for name in ("head_dim", "scaling")):
+            return False
+    return True
+
+
+@torch.no_grad()
+def can_fuse(base: Any) -> bool:
+    """Whether this decoder's blocks are Llama-shaped: by structure, and by their outputs on a few tokens."""
+    if not _known_structure(base):
+        return False
+    device = base.embed_tokens.weight.device
+    tokens = torch.arange(6, device=device)[None] % base.config.vocab_size
+    hidden = base.embed_tokens(tokens)
+    rotation = Rotation.of(base, hidden, torch.arange(6, device=device)[None])
+    if rotation.cos.shape[-1] * 2 != base.layers[0].self_attn.head_dim:
+        return False
+    for block in base.layers:
+        hidden = FusedBlock(block, hidden.dtype, copy=False)(hidden, rotation)
+    mine, own = base.norm(hidden).float(), base(input_ids=tokens, use_cache=False).last_hidden_state.float()
+    tolerance = 1e-3 if base.dtype == torch.float32 else 5e-2
+    return bool((mine - own).norm() <= tolerance * own.norm())

@@ -1,0 +1,120 @@
+"""What the stages share: how one opens and closes, how a model folder is written, and what is checked before work."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from plaudit import device as devices
+from plaudit.config import RunConfig, SamplingConfig
+from plaudit.errors import ConfigError, DataError, ModelError, RunError
+from plaudit.evaluation import judges
+from plaudit.models.stack import Trunk
+from plaudit.progress import Bar, say
+from plaudit.rewards.function import RewardError, checked, is_function, load_function
+from plaudit.rollout.local import LocalEngine
+from plaudit.runs import Run
+from plaudit.tokenizer import Tokenizer
+from plaudit.types import Prompt, Rollout
+
+Summary = dict[str, Any]
+Watch = Callable[[Sequence[str], Sequence[str]], list[float]]
+C = TypeVar("C", bound=RunConfig, contravariant=True)
+
+
+class Stage(Protocol[C]):
+    def __call__(self, config: C, *, resume: bool = False) -> Summary: ...
+
+
+def stage(work: Callable[[C, Run], Summary]) -> Stage[C]:
+    """A command from what it does in an open run folder: a finished run is not repeated, what it cost is noted."""
+
+    @functools.wraps(work)
+    def command(config: C, *, resume: bool = False) -> Summary:
+        run = Run.open(work.__name__, config, resume=resume)
+        if run.summary is not None:
+            say(f"{run.folder}: this run is finished; nothing to do")
+            return run.summary
+        summary = work(config, run)
+        cost = {"seconds": round(time.time() - run.started, 1), "peak_rss_mib": devices.peak_rss_mib()}
+        return run.finish(summary | {"seed": config.seed} | cost)
+
+    return command
+
+
+def save(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Writes a model folder beside its place and renames it, so that a folder that is there is whole."""
+    scratch = folder.with_name(f".{folder.name}.tmp")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        write(scratch)
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch.rename(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise RunError(f"{folder}: the model could not be written: {error}") from None
+    return folder
+
+
+def prepared(rows, trunk: Trunk | None):
+    """The rows with the trunk's features, where there is a trunk."""
+    return trunk.prepare(rows) if trunk else rows
+
+
+def generate(
+    engine: LocalEngine, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int, title: str
+) -> Rollout:
+    with Bar(title, len(prompts)) as bar:
+        return engine.generate(prompts, sampling, seed=seed, progress=lambda done: bar.advance(amount=done - bar.done))
+
+
+def fits(model: PreTrainedModel, prompts: Sequence[Prompt], sampling: SamplingConfig) -> None:
+    context = context_length(model)
+    longest = max(len(p.ids) for p in prompts)
+    if context and longest + sampling.max_new_tokens > context:
+        raise DataError(
+            f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context "
+            f"of {context}; shorten the prompts, or lower sampling.max_new_tokens"
+        )
+
+
+def holds(model: PreTrainedModel, tokens: int, key: str) -> None:
+    context = context_length(model)
+    if context and tokens > context:
+        raise ConfigError(f"{key}={tokens} exceeds the model's context of {context}; lower it")
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many tokens the model's positions reach, where it says so."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def one_vocabulary(mine: Tokenizer, other: Tokenizer, name: str) -> None:
+    if mine.fingerprint() != other.fingerprint():
+        raise ModelError(f"{name}: its vocabulary differs from the policy's; train both from one model")
+
+
+def watch(name: str) -> Watch:
+    if name in ("gold", "vader"):
+        judge = judges.gold_judge() if name == "gold" else judges.vader_judge()
+        return lambda prompts, responses: judge([p + r for p, r in zip(prompts, responses, strict=True)])
+    if not is_function(name):
+        raise ConfigError(f"unknown judge {name!r}: gold, vader, or a function as file.py:name")
+    function = load_function(name)
+
+    def watch(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        try:
+            said = list(function(prompts, responses))
+        except Exception as error:
+            raise RewardError(f"judge {name} raised {type(error).__name__}: {error}") from error
+        return checked(said, len(prompts), f"judge {name}")
+
+    return watch

@@ -1,0 +1,76 @@
+"""Using a model: scores for a file, a conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plaudit import device as devices
+from plaudit.algorithms import ppo as ppo_algorithm
+from plaudit.config import ChatConfig, ScoreConfig
+from plaudit.data import files
+from plaudit.errors import DataError, ModelError
+from plaudit.learner import Scorer
+from plaudit.models.load import load_language_model, load_reward_model
+from plaudit.models.network import Network, text_scores
+from plaudit.models.stack import WholeStack
+from plaudit.recipes.common import context_length, fits
+from plaudit.rollout.local import LocalEngine
+from plaudit.types import Sequences
+
+
+def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
+    """The rows of ``file`` (a column text, or prompt and response) with a reward model's score added to each."""
+    device = devices.pick(config.device)
+    loaded, head, tokenizer = load_reward_model(model)
+    rows, ids, places = [], [], []
+    for where, row in files.rows(file):
+        if "response" in row:
+            prompt = files.text_column(where, row, "prompt", allow_empty=True)
+            answer = files.text_column(where, row, "response", allow_empty=True)
+        else:
+            prompt, answer = "", files.text_column(where, row, "text")
+        rows.append(row)
+        places.append(where)
+        ids.append(tokenizer.scored_ids(tokenizer.text_ids(prompt) if prompt else [], answer))
+    context = context_length(loaded)
+    for where, tokens in zip(places, ids, strict=True):
+        if context and len(tokens) > context:
+            raise DataError(f"{where}: {len(tokens)} tokens exceed the model's context of {context}; shorten the text")
+    network = Network(WholeStack(loaded.base_model), scalar=head).to(device)
+    packed = Sequences.pack(ids, [[True] * len(i) for i in ids])
+    scores = Scorer(network, device).evaluate(packed, text_scores).tolist()
+    return [row | {"score": value} for row, value in zip(rows, scores, strict=True)]
+
+
+class Chat:
+    """A conversation with a model, through its chat template (or raw: it goes on from the text as it stands)."""
+
+    def __init__(self, model: str, config: ChatConfig):
+        device = devices.pick(config.device)
+        loaded, self.tokenizer = load_language_model(model)
+        if not config.raw and not self.tokenizer.inner.chat_template:
+            raise ModelError(
+                f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand"
+            )
+        self.model = loaded.to(device)
+        self.engine = LocalEngine(self.model, self.tokenizer.end_ids, device=device)
+        self.config = config
+        self.messages: list[dict[str, str]] = []
+
+    def answer(self, text: str) -> str:
+        """The model's answer to ``text``, given what was said before (raw: to this text alone)."""
+        if self.config.raw:
+            prompt = self.tokenizer.prompt(text)
+        else:
+            self.messages.append({"role": "user", "content": text})
+            prompt = self.tokenizer.chat_prompt(self.messages)
+        try:
+            fits(self.model, [prompt], self.config.sampling)
+        except DataError:
+            self.messages = []
+            raise DataError("the conversation no longer fits the model's context; it starts anew") from None
+        seed = ppo_algorithm.stream(self.config.seed, len(self.messages), 2)
+        rollout = self.engine.generate([prompt], self.config.sampling, seed=seed)
+        answer = self.tokenizer.responses(rollout)[0]
+        self.messages.append({"role": "assistant", "content": answer})
+        return answer
