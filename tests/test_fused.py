@@ -63,6 +63,21 @@ def test_a_model_of_the_same_structure_with_other_numbers_is_not_fused(deviation
     assert not (fused and "residual_multiplier" in deviation)
 
 
+def test_a_family_that_differs_only_at_late_positions_is_not_fused():
+    """Ministral 3 scales its queries from a certain position on, and is Llama before it."""
+    config = AutoConfig.for_model(
+        "ministral3", vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.2,
+    )  # fmt: skip
+    config.rope_parameters |= {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.arange(20)[None]
+    rows = Sequences.pack(tokens.tolist(), [[True] * 20])
+    expected = model(tokens, output_hidden_states=True).hidden_states[1]
+    assert torch.allclose(Trunk(model.base_model, 1).prepare(rows).features, expected, atol=1e-4)
+    assert not can_fuse(model.base_model)
+
+
 def test_bfloat16_products_have_the_gradients_of_float32_ones_and_end_with_the_block():
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 8, bias=False))

@@ -57,8 +57,8 @@ class OptimizerConfig(Frozen):
 
 
 PRECISION = (
-    "matrix products of all blocks: float32, bfloat16 (weights, gradients and sums stay float32), "
-    "or auto: bfloat16 where the processor has units for it"
+    "matrix products of all blocks: float32, bfloat16 (their inputs and results are rounded; weights, gradients and "
+    "all else stay float32), or auto: bfloat16 on a processor with units for it"
 )
 
 
@@ -143,13 +143,13 @@ class ArrangementConfig(Frozen):
     blocks: int = Field(4, ge=1, description="frozen_trunk: how many top blocks each role owns and trains")
     precision: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="frozen_trunk: matrix products of trunk and critic, as for SFT; those of actor and reference are "
-        "float32 always, so that the ratio is exact",
+        description="frozen_trunk: matrix products of trunk and critic, as for SFT; above the trunk, actor, reference "
+        "and reward model multiply in float32 always, so that the ratio is exact",
     )
 
 
 class KLConfig(Frozen):
-    coef: float = Field(0.06, ge=0, description="price of one nat, charged at every token")
+    coef: float = Field(0.05, ge=0, description="price of one nat, charged at every token")
     estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="per-token estimate; see docs/ppo.md")
     controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="adaptive steers the coefficient to the target"
@@ -176,10 +176,10 @@ class PPOConfig(RunConfig):
         "auto", description="where the critic starts: the reward model (auto, where there is one), or the actor"
     )
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(30, ge=1, description="rounds of act, judge, assign credit, improve, publish")
-    batch_size: int = Field(32, ge=1, description="prompts an iteration")
-    epochs: int = Field(3, ge=1, description="passes over each iteration's experience")
-    minibatches: int = Field(2, ge=1, description="optimizer steps a pass")
+    iterations: int = Field(22, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    batch_size: int = Field(64, ge=1, description="prompts an iteration")
+    epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
+    minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
     gamma: float = Field(1.0, gt=0, le=1, description="discount")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 0 one step, 1 the whole return")
     clip_range: float = Field(0.2, gt=0, description="the ratio is clipped to 1 ± this")
@@ -188,8 +188,8 @@ class PPOConfig(RunConfig):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
     kl: KLConfig = KLConfig()
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=6, final_fraction=0.1)
-    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=6, final_fraction=0.1)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8, final_fraction=0.1)
+    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8, final_fraction=0.1)
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )

@@ -106,10 +106,11 @@ def test_an_update_of_the_actor_leaves_the_reference_and_the_reward_model(kind: 
 
 def test_features_recorded_while_generating_are_those_of_the_trunk():
     model, made = _made("llama", "frozen_trunk")
-    recorded = LocalEngine(model, [1], trunk=made.trunk, head=made.head).generate(
-        PROMPTS, SamplingConfig(max_new_tokens=6), seed=1
-    )
-    computed = made.prepare(LocalEngine(model, [1]).generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=1))
+    # Enough rows, and ends at different lengths, for ended rows to stay in the batch for a while and then to leave it.
+    prompts, ends, sampling = PROMPTS * 8, range(16), SamplingConfig(max_new_tokens=6)
+    recorded = LocalEngine(model, ends, trunk=made.trunk, head=made.head).generate(prompts, sampling, seed=1)
+    computed = made.prepare(LocalEngine(model, ends).generate(prompts, sampling, seed=1))
+    assert len(set(recorded.response_lengths().tolist())) > 3
     # the end token's own features are read by nobody and not recorded
     read = torch.arange(recorded.tokens.shape[1])[None] <= recorded.text_end()[:, None]
     assert torch.allclose(recorded.features[read], computed.features[read], atol=1e-5)
@@ -133,3 +134,4 @@ def test_bfloat16_products_leave_the_first_ratio_at_one():
     again = Scorer(made.actor, token_budget=8).evaluate(rollout, token_logprobs)
     assert torch.allclose(logprobs, again, atol=1e-5)
     assert torch.allclose(logprobs, rollout.logprobs, atol=0.02)
+    assert made.critic.stack.low and not made.actor.stack.low and not made.reference.stack.low

@@ -56,7 +56,7 @@ class Arrangement:
 def arrange(
     model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
 ) -> Arrangement:
-    """Builds the roles on ``model``, which becomes the actor.
+    """Builds the roles on ``model``, which becomes the actor, where ``model`` and ``reward`` are (their device).
 
     Raises:
         ModelError: the roles cannot share a trunk because their lower blocks differ, or one has nothing to start from.
@@ -181,13 +181,13 @@ def read_together(models: list[PreTrainedModel], depth: int) -> list[Stack]:
     """Stacks that read the same rows: from the features of ``depth`` shared blocks, or whole where it is 0."""
     if depth == 0:
         return [WholeStack(m) for m in models]
-    return [UpperStack(m, max(1, len(blocks_of(m)[1]) - depth)) for m in models]
+    return [UpperStack(m, len(blocks_of(m)[1]) - depth) for m in models]
 
 
 def shared_trunk(base: PreTrainedModel, depth: int) -> Trunk | None:
     """The trunk of ``depth`` shared blocks, for an engine to generate through."""
     total = len(blocks_of(base)[1])
-    return Trunk(base, max(1, total - depth), sampling=True) if depth and total > 1 else None
+    return Trunk(base, total - depth, sampling=True) if depth else None
 
 
 def trainable_top(base: PreTrainedModel, blocks: int, precision: str = "float32") -> tuple[Stack, Trunk | None]:

@@ -19,18 +19,22 @@ from torch.nn import functional as F
 
 #: rows of the products that the blocked layout is made for
 PACKED_FOR = 64
+PACKABLE = (torch.float32, torch.bfloat16)
 
 
 class Product:
     """x @ Wᵀ + b, where W stacks the weights of several layers that read the same input.
 
-    With ``copy`` the weights are copied (in ``dtype``, and into oneDNN's layout on a CPU that has it) and stay what
-    they are until :meth:`refresh`; without it the layers' own weights are read at every call.
+    With ``copy`` the weights are copied into oneDNN's layout, on a CPU that has it; a ``dtype`` that is not the layers'
+    own needs a copy anywhere. A copy stays what it is until :meth:`refresh`. Otherwise the layers' own weights are read
+    at every call.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], dtype: torch.dtype, copy: bool):
         self.layers, self.dtype = layers, dtype
-        self.copy = copy or dtype != layers[0].weight.dtype
+        own = layers[0].weight
+        self.packed = copy and own.device.type == "cpu" and dtype in PACKABLE and can_pack()
+        self.copy = self.packed or dtype != own.dtype
         self.refresh()
 
     @torch.no_grad()
@@ -45,7 +49,6 @@ class Product:
                 torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias for layer in self.layers
             ]
             self.bias = torch.cat([b.detach().to(self.dtype) for b in biases])
-        self.packed = weight.device.type == "cpu" and can_pack()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR) if self.packed else weight
 
     def __call__(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
@@ -61,7 +64,7 @@ class Product:
 def can_pack() -> bool:
     """Whether this build of PyTorch multiplies with weights in oneDNN's layout, and rightly."""
     try:
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in PACKABLE:
             generator = torch.Generator().manual_seed(0)
             x, weight = (torch.randn(n, 48, generator=generator).to(dtype) for n in (3, 32))
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
@@ -76,10 +79,13 @@ def can_pack() -> bool:
 class KeyValues:
     """Keys and values of one block, (b, kv heads, slots, D), allocated once and written in place."""
 
-    def __init__(self, rows: int, heads: int, slots: int, width: int, dtype: torch.dtype, device: torch.device):
-        self.keys = torch.empty(rows, heads, slots, width, dtype=dtype, device=device)
-        self.values = torch.empty_like(self.keys)
-        self.used = 0
+    def __init__(self, keys: Tensor, values: Tensor):
+        self.keys, self.values, self.used = keys, values, 0
+
+    @classmethod
+    def like(cls, keys: Float[Tensor, "b h n D"], values: Float[Tensor, "b h n D2"], slots: int) -> KeyValues:
+        """Room for ``slots`` keys and values of the shape and kind of these."""
+        return cls(*(x.new_empty(x.shape[0], x.shape[1], slots, x.shape[3]) for x in (keys, values)))
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         end = self.used + keys.shape[2]
@@ -136,7 +142,9 @@ class FusedBlock:
             product.refresh()
 
     def memory(self, rows: int, slots: int, device: torch.device) -> KeyValues:
-        return KeyValues(rows, self.kv_heads, slots, self.width, self.dtype, device)
+        """Room for the keys and values of ``slots`` tokens of ``rows`` rows."""
+        shape = (rows, self.kv_heads, slots, self.width)
+        return KeyValues(*(torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2)))
 
     def __call__(
         self,
@@ -145,8 +153,11 @@ class FusedBlock:
         memory: KeyValues | None = None,
         mask: Bool[Tensor, "b 1 m L"] | None = None,
     ) -> Float[Tensor, "b n H"]:
-        """The block's output. Without ``memory`` attention is causal over the n given positions; with it, over what the
-        memory holds and the new ones, ``mask`` saying which of those each position may see (None: all)."""
+        """The block's output. Attention is causal over the n given positions, and over what the memory holds already.
+
+        ``mask`` says which of all those each position may see; it can be left out where every one is real and either
+        the memory was empty or n is 1.
+        """
         rows, count, _ = hidden.shape
         read = _rms_norm(self.block.input_layernorm, hidden).to(self.dtype)
         qkv = self.qkv(read).view(rows, count, self.heads + 2 * self.kv_heads, self.width)
@@ -226,13 +237,17 @@ def can_fuse(base: Any) -> bool:
     if not _known_structure(base):
         return False
     device = base.embed_tokens.weight.device
-    tokens = torch.arange(6, device=device)[None] % base.config.vocab_size
+    count = torch.arange(6, device=device)[None]
+    # At the last positions that the model knows: some families change their attention only there.
+    positions = count + max(0, (getattr(base.config, "max_position_embeddings", None) or 6) - 6)
+    tokens = count % base.config.vocab_size
     hidden = base.embed_tokens(tokens)
-    rotation = Rotation.of(base, hidden, torch.arange(6, device=device)[None])
+    rotation = Rotation.of(base, hidden, positions)
     if rotation.cos.shape[-1] * 2 != base.layers[0].self_attn.head_dim:
         return False
     for block in base.layers:
         hidden = FusedBlock(block, hidden.dtype, copy=False)(hidden, rotation)
-    mine, own = base.norm(hidden).float(), base(input_ids=tokens, use_cache=False).last_hidden_state.float()
-    tolerance = 1e-3 if base.dtype == torch.float32 else 5e-2
+    mine = base.norm(hidden).float()
+    own = base(input_ids=tokens, position_ids=positions, use_cache=False).last_hidden_state.float()
+    tolerance = 1e-4 if base.dtype == torch.float32 else 5e-2
     return bool((mine - own).norm() <= tolerance * own.norm())

@@ -1,4 +1,4 @@
-"""A network is a stack with heads. Its outputs are read through three functions that know the alignment."""
+"""A network is a stack with heads. Its outputs are read through four functions that know the alignment."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def token_policy(
 ) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S"]]:
     """log π(tok_s | tok_<s) and the entropy of π(· | tok_<s) at ``temperature``, 0 outside the mask.
 
-    Logits exist only for the masked positions, a few hundred at a time. The entropy carries a gradient only where it is
+    Logits exist only for the masked positions, a few at a time. The entropy carries a gradient only where it is
     asked for. A mask at index 0 has no state before it and stays 0.
     """
     head, hidden, tokens = _choices(outputs, rows)

@@ -107,7 +107,7 @@ class WholeStack(Stack):
 
     def __init__(self, base: PreTrainedModel, precision: str = "float32"):
         super().__init__()
-        self.base, self.low = base, in_bfloat16(precision)
+        self.base, self.low = base, in_bfloat16(precision, base)
 
     def run(self, rows: Sequences) -> Tensor:
         with bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext():
@@ -120,7 +120,7 @@ class UpperStack(Stack):
     def __init__(self, base: PreTrainedModel, count: int, precision: str = "float32"):
         super().__init__()
         total = len(blocks_of(base)[1])
-        self.base, self.low = _with_blocks(base, total - count, total), in_bfloat16(precision)
+        self.base, self.low = _with_blocks(base, total - count, total), in_bfloat16(precision, base)
 
     def run(self, rows: Sequences) -> Tensor:
         features = rows.features
@@ -148,7 +148,7 @@ def has_bfloat16_units() -> bool:
 
 
 class _Bfloat16Product(torch.autograd.Function):
-    """x @ Wᵀ and its gradients from bfloat16 inputs, summed in float32."""
+    """x @ Wᵀ and its gradients from bfloat16 inputs. Sums run in float32; each result is rounded to bfloat16."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
@@ -189,9 +189,10 @@ def _bfloat16_forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def in_bfloat16(precision: str) -> bool:
-    """Whether matrix products asked for in ``precision`` run in bfloat16 on this machine."""
-    return precision == "bfloat16" or (precision == "auto" and has_bfloat16_units())
+def in_bfloat16(precision: str, base: PreTrainedModel) -> bool:
+    """Whether matrix products of this model, asked for in ``precision``, run in bfloat16 where it is now."""
+    on_cpu = base.device.type == "cpu"
+    return precision == "bfloat16" or (precision == "auto" and on_cpu and has_bfloat16_units())
 
 
 class Capture:
@@ -219,9 +220,9 @@ class Trunk:
         """The blocks of ``base`` below its top ``upper`` ones.
 
         With ``precision`` "bfloat16" (or "auto" on a machine with bfloat16 matrix units) their matrix products and
-        attention take bfloat16 inputs and sum in float32; the residual stream stays float32. All roles read the same
-        features, so the ratio of new to old policy is untouched by it. With ``sampling`` an engine generates through
-        these blocks too, and their weights are copied into a layout made for that.
+        attention take bfloat16 inputs and round their results; the residual stream stays float32. All roles read the
+        same features, so the ratio of new to old policy is untouched by it. With ``sampling`` an engine generates
+        through these blocks too, and their weights are copied into a layout made for that.
 
         Raises:
             ModelError: there are not that many blocks.
@@ -235,7 +236,7 @@ class Trunk:
         self.last: nn.Module = blocks[-1]
         self.depth, self.width = len(blocks), int(base.config.hidden_size)
         blocks.requires_grad_(False)
-        dtype = torch.bfloat16 if in_bfloat16(precision) else base.dtype
+        dtype = torch.bfloat16 if in_bfloat16(precision, base) else base.dtype
         #: the same blocks for inference, where the family allows it
         self.fused = [FusedBlock(block, dtype, copy=sampling) for block in blocks] if can_fuse(base) else None
         self.low = dtype != base.dtype

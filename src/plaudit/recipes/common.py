@@ -46,6 +46,9 @@ def stage(work: Callable[[C, Run], Summary]) -> Stage[C]:
         cost = {"seconds": round(time.time() - run.started, 1), "peak_rss_mib": devices.peak_rss_mib()}
         return run.finish(summary | {"seed": config.seed} | cost)
 
+    # help and inspect are to show the command, not the function inside it
+    del command.__wrapped__  # type: ignore[attr-defined]
+    command.__annotations__ = {"config": work.__annotations__["config"], "resume": "bool", "return": "Summary"}
     return command
 
 

@@ -28,15 +28,16 @@ def evaluate(config: EvaluateConfig, run: Run) -> Summary:
     reference, other = load_language_model(config.reference)
     one_vocabulary(tokenizer, other, config.reference)
     run.forget_after(0)
-    everything = model.config.num_hidden_layers
-    depth = share(model.base_model, reference.base_model, at_most=everything)
+    # the top block is read by each model itself, even where all are equal
+    most = model.config.num_hidden_layers - 1
+    depth = share(model.base_model, reference.base_model, at_most=most)
     if reference.config.tie_word_embeddings and reference.get_input_embeddings() is model.get_input_embeddings():
         reference.set_output_embeddings(model.get_output_embeddings())
     bases, head = [model.base_model, reference.base_model], None
     if config.reward:
         scoring, head, other = load_reward_model(config.reward)
         one_vocabulary(tokenizer, other, config.reward)
-        depth = min(depth, share(model.base_model, scoring.base_model, at_most=everything))
+        depth = min(depth, share(model.base_model, scoring.base_model, at_most=most))
         bases.append(scoring.base_model)
         del scoring
     for part in (model, reference, *bases, *([head] if head is not None else [])):

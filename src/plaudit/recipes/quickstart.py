@@ -117,3 +117,4 @@ def _say_what_improved(summary: Summary, model: Path, report: Path) -> None:
     )
     say(f"  time and memory                {clock(summary['seconds'])} min, {summary['peak_rss_mib']} MiB")
     say(f"model:  {model}")
+    say(f"report: {report}")

@@ -41,6 +41,10 @@ class Decoder(Protocol):
         """Goes on with these rows alone."""
         ...
 
+    def finish(self) -> None:
+        """Gives back what the rows took."""
+        ...
+
     def refresh(self) -> None:
         """Takes over the model's present weights."""
         ...
@@ -60,6 +64,7 @@ class FusedDecoder:
     def __init__(self, base: PreTrainedModel, trunk: Trunk | None):
         self.base, self.depth = base, trunk.depth if trunk else 0
         self.lower = (trunk.fused or []) if trunk else []
+        self.memories: list[KeyValues] = []
         self.upper = [FusedBlock(block, base.dtype, copy=True) for block in blocks_of(base)[1][self.depth :]]
 
     def refresh(self) -> None:
@@ -68,7 +73,10 @@ class FusedDecoder:
 
     def start(self, rows: int, slots: int) -> None:
         device = self.base.get_input_embeddings().weight.device
-        self.memories: list[KeyValues] = [b.memory(rows, slots, device) for b in (*self.lower, *self.upper)]
+        self.memories = [b.memory(rows, slots, device) for b in (*self.lower, *self.upper)]
+
+    def finish(self) -> None:
+        self.memories = []
 
     def keep(self, rows: Tensor) -> None:
         for memory in self.memories:
@@ -108,6 +116,9 @@ class TransformersDecoder:
     def start(self, rows: int, slots: int) -> None:
         self.cache = Cache(layers=[_Layer(slots) for _ in range(self.base.config.num_hidden_layers)])
 
+    def finish(self) -> None:
+        self.cache = Cache(layers=[])
+
     def keep(self, rows: Tensor) -> None:
         for layer in self.cache.layers:
             layer.keep(rows)
@@ -130,30 +141,26 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, slots: int):
         super().__init__()
-        self.slots, self.used = slots, 0
+        self.slots = slots
+        self.memory: KeyValues | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, heads, _, width = key_states.shape
-        self.keys = key_states.new_empty(rows, heads, self.slots, width)
-        self.values = value_states.new_empty(rows, heads, self.slots, value_states.shape[-1])
+        self.memory = KeyValues.like(key_states, value_states, self.slots)
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
+        if self.memory is None:
             self.lazy_initialization(key_states, value_states)
-        end = self.used + key_states.shape[2]
-        self.keys[:, :, self.used : end] = key_states
-        self.values[:, :, self.used : end] = value_states
-        self.used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        assert self.memory is not None
+        return self.memory.append(key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.used + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.used
+        return self.memory.used if self.memory else 0
 
     def get_max_length(self) -> int:
         return self.slots
@@ -161,5 +168,5 @@ class _Layer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def keep(self, rows: Tensor) -> None:
-        if self.is_initialized:
-            self.keys, self.values = self.keys[rows], self.values[rows]
+        if self.memory:
+            self.memory.keep(rows)

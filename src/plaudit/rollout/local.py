@@ -114,7 +114,7 @@ def _invert(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LocalEngine:
-    """Answers with the actor's weights as they were at the last :meth:`load` (at first: at the start).
+    """Answers with the actor's weights; :meth:`load` is due after every change of them, since some are copied.
 
     A ``trunk`` that the roles share is shared by the engine too: what its blocks make of each token becomes the
     rollout's features, so that their work is done once for generation and for every role. So is a ``head`` that is not
@@ -134,7 +134,9 @@ class LocalEngine:
         self.decoder = decoder_for(model, trunk)
         self.shared_head, self.head = head is not None, head or LanguageHead(model, fixed=True)
         self.end_ids = torch.tensor(sorted(end_ids), device=device)
-        self.records, self.max_rows, self.device = trunk is not None, max_rows, device
+        #: width of the features that are recorded; 0 for none
+        self.records = trunk.width if trunk else 0
+        self.max_rows, self.device = max_rows, device
         self.version = 0
 
     def load(self, version: int) -> None:
@@ -173,13 +175,11 @@ class LocalEngine:
         logprobs = torch.zeros(count, limit, device=self.device)
         lengths = torch.full((count,), limit, device=self.device)
         terminated = torch.zeros(count, dtype=torch.bool, device=self.device)
-        recorded = torch.zeros(count, batch.width + limit, 0)
+        recorded = torch.zeros(count, batch.width + limit, self.records, device=self.device)
         at = 0
         while True:
             hidden, features = batch.read()
             if self.records:
-                if at == 0:
-                    recorded = torch.zeros(count, batch.width + limit, features.shape[-1], device=self.device)
                 # rows that have ended are written too, and cut away below
                 recorded[batch.rows, at : at + features.shape[1]] = features.float()
                 at += features.shape[1]
@@ -199,6 +199,7 @@ class LocalEngine:
             if bool(ended.all()):
                 break
             batch.end(ended)
+        self.decoder.finish()
         return self._rollout(prompts, tokens, logprobs, lengths, terminated, recorded, batch.width)
 
     def _rollout(
