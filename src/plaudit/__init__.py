@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 # oneDNN and PyTorch's layer above it each keep what is compiled for every size of matrix they meet, about a megabyte
 # apiece and a thousand of them by default. They read these once, before the first product.
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, "64")
+    os.environ.setdefault(_cache, "128")
 
 _MODULES = ("ops", "types", "config", "recipes", "errors", "report")
 _STAGES = ("sft", "collect", "label", "reward", "ppo", "evaluate", "quickstart")

@@ -176,7 +176,7 @@ class PPOConfig(RunConfig):
         "auto", description="where the critic starts: the reward model (auto, where there is one), or the actor"
     )
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(22, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(25, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(64, ge=1, description="prompts an iteration")
     epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
     minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
@@ -188,8 +188,8 @@ class PPOConfig(RunConfig):
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
     kl: KLConfig = KLConfig()
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8, final_fraction=0.1)
-    critic: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=8, final_fraction=0.1)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
+    critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )

@@ -22,6 +22,27 @@ PACKED_FOR = 64
 PACKABLE = (torch.float32, torch.bfloat16)
 
 
+def round_up(rows: int) -> int:
+    """The next of the sizes that matrices are padded to: four a doubling at most.
+
+    oneDNN compiles code for every size it meets, which takes as long as a product and about a megabyte; a few wasted
+    rows are cheaper.
+    """
+    step = max(1, 1 << max(0, (rows - 1).bit_length() - 3))
+    return -(-rows // step) * step
+
+
+def padded(x: Float[Tensor, "*n i"], dtype: torch.dtype) -> Float[Tensor, "m i"]:
+    """The rows of x as one matrix in ``dtype``, with zero rows up to the next size."""
+    flat = x.flatten(0, -2)
+    size = round_up(len(flat))
+    if size == len(flat):
+        return flat.to(dtype)
+    out = flat.new_zeros(size, flat.shape[1], dtype=dtype)
+    out[: len(flat)] = flat
+    return out
+
+
 class Product:
     """x @ Wᵀ + b, where W stacks the weights of several layers that read the same input.
 
@@ -56,7 +77,9 @@ class Product:
             parts = [F.linear(x, layer.weight, layer.bias) for layer in self.layers]
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            rows = padded(x, self.dtype)
+            product = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
+            return product[: x.shape[:-1].numel()].unflatten(0, x.shape[:-1])
         return F.linear(x, self.weight, self.bias)
 
 

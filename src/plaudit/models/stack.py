@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plaudit.errors import ModelError
-from plaudit.models.fused import FusedBlock, Rotation, can_fuse
+from plaudit.models.fused import FusedBlock, Rotation, can_fuse, padded
 from plaudit.types import Sequences
 
 S = TypeVar("S", bound=Sequences)
@@ -152,16 +152,21 @@ class _Bfloat16Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        low_x, low_weight = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        low_x, low_weight = padded(x, torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low_x, low_weight)
-        return nn.functional.linear(low_x, low_weight).to(x.dtype)
+        ctx.shape = x.shape[:-1]
+        product = nn.functional.linear(low_x, low_weight)
+        return product[: ctx.shape.numel()].to(x.dtype).unflatten(0, ctx.shape)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        low = grad.to(torch.bfloat16)
-        to_x = (low @ weight).to(grad.dtype) if ctx.needs_input_grad[0] else None
-        to_weight = (low.flatten(0, -2).T @ x.flatten(0, -2)).to(grad.dtype) if ctx.needs_input_grad[1] else None
+        low = padded(grad, torch.bfloat16)
+        to_x = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_x = (low @ weight)[: ctx.shape.numel()].to(grad.dtype).unflatten(0, ctx.shape)
+        if ctx.needs_input_grad[1]:
+            to_weight = (low.T @ x).to(grad.dtype)
         return to_x, to_weight
 
 

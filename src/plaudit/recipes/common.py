@@ -47,7 +47,7 @@ def stage(work: Callable[[C, Run], Summary]) -> Stage[C]:
         return run.finish(summary | {"seed": config.seed} | cost)
 
     # help and inspect are to show the command, not the function inside it
-    del command.__wrapped__  # type: ignore[attr-defined]
+    del command.__wrapped__
     command.__annotations__ = {"config": work.__annotations__["config"], "resume": "bool", "return": "Summary"}
     return command
 

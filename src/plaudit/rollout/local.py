@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from plaudit.config import SamplingConfig
+from plaudit.models.fused import round_up
 from plaudit.models.network import LanguageHead
 from plaudit.models.stack import Trunk
 from plaudit.rollout.decoders import Decoder, decoder_for
@@ -52,7 +53,7 @@ class _Batch:
     def end(self, ended: Tensor) -> None:
         """Drops the live rows that have ended, bool (live,). They may stay in the batch for a while, unheeded."""
         self.live = self.live[~ended]
-        size = batch_size_for(len(self.live))
+        size = round_up(len(self.live))
         if size >= len(self.rows):
             return
         ghosts = torch.ones(len(self.rows), dtype=torch.bool, device=self.rows.device)
@@ -62,15 +63,6 @@ class _Batch:
         self.positions = self.positions[kept]
         self.decoder.keep(kept)
         self.live = torch.arange(len(self.live), device=self.rows.device)
-
-
-def batch_size_for(rows: int) -> int:
-    """The batch size for so many live rows: four sizes a doubling at most.
-
-    A matrix library prepares (and keeps) code for every size it meets, so few sizes are worth a few wasted rows.
-    """
-    step = max(1, 1 << max(0, (rows - 1).bit_length() - 3))
-    return -(-rows // step) * step
 
 
 #: tokens whose probabilities are summed together on the way to a drawn token
