@@ -1,13 +1,15 @@
-"""Writes docs/configuration.md from the schema of every command: ``python docs/generate.py``."""
+"""Writes docs/configuration.md and docs/conventions.md from the code: ``python docs/generate.py``."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from plaudit import config as configs
 from plaudit.cli import STAGES
+from plaudit.conventions import PRESETS, Conventions, Hyper
 
 TARGET = Path(__file__).with_name("configuration.md")
 COMMANDS: dict[str, tuple[type[configs.Frozen], str]] = {
@@ -62,6 +64,45 @@ def _cells(row: Leaf) -> list[str]:
     return [f"`{key}`", choices, f"`{json.dumps(default, ensure_ascii=False)}`", meaning.replace("|", "\\|")]
 
 
+CONVENTIONS = Path(__file__).with_name("conventions.md")
+CONVENTIONS_HEAD = """# Conventions
+
+Made from `plaudit.conventions` by `make docs`; do not edit it by hand.
+
+Public PPO systems disagree on details that move the numbers. Each column is a preset that reproduces one system's step:
+`plaudit vectors FILE` compares them with numbers that the systems' own code gave. A row's response has n tokens;
+`response` means those, `one_after` also the position behind them where the row has one, `row` everything from the first
+response token on.
+"""
+
+
+def conventions() -> str:
+    """The page on conventions: the choices, then the coefficients, one column a preset."""
+    choices = [f for f in fields(Conventions) if "meaning" in f.metadata]
+    page = [CONVENTIONS_HEAD, "\n## Choices\n", _row(["choice", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
+    for f in choices:
+        page.append(_row([f"`{f.name}`", *(_said(getattr(c, f.name)) for c in PRESETS.values())]))
+    page.append("\n\n")
+    page += [f"- `{f.name}`: {f.metadata['meaning']}\n" for f in choices]
+    page += ["\n## Coefficients\n", _row(["coefficient", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
+    for h in fields(Hyper):
+        page.append(_row([f"`{h.name}`", *(_said(getattr(c.hyper, h.name)) for c in PRESETS.values())]))
+    return "".join(page)
+
+
+def _row(cells: list[str]) -> str:
+    return f"\n| {' | '.join(cells)} |"
+
+
+def _said(value: Any) -> str:
+    if value is None or value is False:
+        return "off"
+    return "on" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+PAGES = {TARGET: render, CONVENTIONS: lambda: conventions().rstrip() + "\n"}
+
 if __name__ == "__main__":
-    TARGET.write_text(render(), encoding="utf-8", newline="\n")
-    print(TARGET)
+    for target, make in PAGES.items():
+        target.write_text(make(), encoding="utf-8", newline="\n")
+        print(target)

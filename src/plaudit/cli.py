@@ -28,14 +28,13 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    """Runs a command; the exit status is 0, 1 for a check that failed, 2 for a user's mistake, 130 after Ctrl-C."""
     arguments = _parser().parse_args(argv)
     if arguments.command is None:
         _parser().print_help()
         return 2
     try:
-        arguments.run(arguments)
-        return 0
+        return arguments.run(arguments) or 0
     except PlauditError as error:
         if arguments.debug:
             raise
@@ -92,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--oracle", action="store_true", help="a programme labels, and is recorded as such")
     report = _command(commands, "report", "make report.html from a run folder", _report)
     report.add_argument("run_folder", metavar="RUN", help="a run folder")
+    vectors = _command(commands, "vectors", "check files of recorded numbers against the named conventions", _vectors)
+    vectors.add_argument("files", nargs="+", metavar="FILE", help="JSON: PPO steps, reward losses, adaptive KL")
     score = _command(commands, "score", "score texts with a reward model", _score, configs.ScoreConfig)
     score.add_argument("model", metavar="MODEL", help="a reward model's folder")
     score.add_argument("file", metavar="FILE", help="rows with text, or prompt and response")
@@ -103,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Any, name: str, title: str, run: Callable[..., None], schema: type[configs.Frozen] | None = None
+    commands: Any, name: str, title: str, run: Callable[..., int | None], schema: type[configs.Frozen] | None = None
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
@@ -188,6 +189,19 @@ def _report(arguments: argparse.Namespace) -> None:
     from plaudit.report import write_report
 
     print(write_report(arguments.run_folder))
+
+
+def _vectors(arguments: argparse.Namespace) -> int:
+    from plaudit.vectors import check
+
+    results = check(arguments.files)
+    width = max((len(r.system) for r in results), default=0)
+    for r in results:
+        verdict = "ok" if r.passed else r.fault
+        print(f"{r.system:{width}}  {r.cases:4d} cases  largest error {r.error:.1e}  {verdict}")
+    if not results:
+        print("no case in " + ", ".join(arguments.files))
+    return 0 if results and all(r.passed for r in results) else 1
 
 
 def _score(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -29,18 +29,24 @@ def whiten(
     unbiased: bool = False,
     keep_mean: bool = False,
     eps: float = 1e-8,
+    floor: bool = False,
+    reset: bool = True,
 ) -> Float[Tensor, ...]:
     """(x − mean) / √(variance + eps) over the true positions; 0 elsewhere.
 
-    ``unbiased`` divides the squared deviations by N − 1 instead of N; ``keep_mean`` adds the mean back. With fewer than
-    two true positions the deviation is 0, so the result is 0 (or the mean). Ziegler et al. 2019, section 2.2.
+    ``unbiased`` divides the squared deviations by N − 1 instead of N; ``keep_mean`` adds the mean back; ``floor``
+    divides by √max(variance, eps) instead. With fewer than two true positions the deviation is 0, so the result is 0
+    (or the mean). Without ``reset`` the other positions, taken as 0, go through the same map. Ziegler et al. 2019,
+    section 2.2.
     """
     n = mask.sum()
     mean = masked_mean(x, mask)
-    centred = torch.where(mask, x - mean, 0.0)
-    variance = centred.square().sum() / (n - int(unbiased)).clamp(min=1)
-    scaled = centred * (variance + eps).rsqrt()
-    return torch.where(mask, scaled + mean, 0.0) if keep_mean else scaled
+    centred = torch.where(mask, x, 0.0) - mean
+    variance = torch.where(mask, centred, 0.0).square().sum() / (n - int(unbiased)).clamp(min=1)
+    scaled = centred * (variance.clamp(min=eps) if floor else variance + eps).rsqrt()
+    if keep_mean:
+        scaled = scaled + mean
+    return torch.where(mask, scaled, 0.0) if reset else scaled
 
 
 def kl_estimate(
@@ -83,6 +89,11 @@ def last_true(mask: Bool[Tensor, "B S"]) -> Bool[Tensor, "B S"]:
     return mask & (after == 1)
 
 
+def first_after(mask: Bool[Tensor, "B S"]) -> Bool[Tensor, "B S"]:
+    """True one position after the last true one of each row; nowhere in a row that has none, or whose last is S − 1."""
+    return torch.nn.functional.pad(last_true(mask), (1, 0))[:, :-1]
+
+
 def token_rewards(
     scores: Float[Tensor, " B"],
     logprobs: Float[Tensor, "B S"],
@@ -96,8 +107,20 @@ def token_rewards(
 
     Ziegler et al. 2019, equation 2, per token. A row without a chosen token is paid nothing.
     """
-    penalty = torch.where(mask, -kl_coef * kl_estimate(logprobs, ref_logprobs, estimator), 0.0)
-    return penalty + torch.where(last_true(mask), scores[:, None], 0.0)
+    kl = kl_estimate(logprobs, ref_logprobs, estimator)
+    return pay(scores, kl, mask, last_true(mask), kl_coef=kl_coef)
+
+
+def pay(
+    scores: Float[Tensor, " B"],
+    kl: Float[Tensor, "B S"],
+    counted: Bool[Tensor, "B S"],
+    paid_at: Bool[Tensor, "B S"],
+    *,
+    kl_coef: float,
+) -> Float[Tensor, "B S"]:
+    """−kl_coef · kl where it is ``counted``, plus the row's score where it is ``paid_at``; 0 elsewhere."""
+    return torch.where(counted, -kl_coef * kl, 0.0) + torch.where(paid_at, scores[:, None], 0.0)
 
 
 def gae(
@@ -127,29 +150,48 @@ def gae(
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
+def importance_ratio(
+    logprobs: Float[Tensor, "*n"], old_logprobs: Float[Tensor, "*n"], clamp: float | None = None
+) -> Float[Tensor, "*n"]:
+    """ρ = exp(logprobs − old_logprobs), the exponent first limited to ± ``clamp``."""
+    log_ratio = logprobs - old_logprobs
+    return torch.exp(log_ratio if clamp is None else log_ratio.clamp(-clamp, clamp))
+
+
 def policy_loss(
     logprobs: Float[Tensor, "*n"],
     old_logprobs: Float[Tensor, "*n"],
     advantages: Float[Tensor, "*n"],
-    clip_range: float = 0.2,
+    clip_range: float | tuple[float, float] = 0.2,
+    *,
+    dual_clip: float | None = None,
+    ratio_clamp: float | None = None,
 ) -> Float[Tensor, "*n"]:
     """Clipped surrogate per token, −min(ρA, clip(ρ, 1 − ε, 1 + ε)A) with ρ = exp(logprobs − old_logprobs).
 
-    Schulman et al. 2017, equation 7. The gradient is 0 where A > 0 and ρ > 1 + ε, or A < 0 and ρ < 1 − ε.
+    Schulman et al. 2017, equation 7. The gradient is 0 where A > 0 and ρ > 1 + ε, or A < 0 and ρ < 1 − ε. A pair of
+    ranges is (below, above) 1. ``dual_clip`` c > 1: where A < 0 the loss is at most −cA (Ye et al. 2020, equation 5).
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    return torch.maximum(-ratio * advantages, -ratio.clamp(1 - clip_range, 1 + clip_range) * advantages)
+    below, above = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
+    ratio = importance_ratio(logprobs, old_logprobs, ratio_clamp)
+    losses = torch.maximum(-ratio * advantages, -ratio.clamp(1 - below, 1 + above) * advantages)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
+    return losses
 
 
 def policy_clipped(
     logprobs: Float[Tensor, "*n"],
     old_logprobs: Float[Tensor, "*n"],
     advantages: Float[Tensor, "*n"],
-    clip_range: float = 0.2,
+    clip_range: float | tuple[float, float] = 0.2,
+    *,
+    ratio_clamp: float | None = None,
 ) -> Bool[Tensor, "*n"]:
     """Where the clipped term of :func:`policy_loss` is the larger one, so that the token has no gradient."""
-    ratio = torch.exp(logprobs - old_logprobs)
-    return -ratio.clamp(1 - clip_range, 1 + clip_range) * advantages > -ratio * advantages
+    below, above = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
+    ratio = importance_ratio(logprobs, old_logprobs, ratio_clamp)
+    return -ratio.clamp(1 - below, 1 + above) * advantages > -ratio * advantages
 
 
 def value_loss(
@@ -188,6 +230,29 @@ def bradley_terry(
 ) -> Float[Tensor, "*n"]:
     """−log σ(r_w − r_l − m) per pair. Bradley & Terry 1952; Ouyang et al. 2022, equation 1."""
     return -logsigmoid(chosen - rejected - margin)
+
+
+def every_token_loss(
+    chosen: Float[Tensor, "B S"],
+    rejected: Float[Tensor, "B S"],
+    chosen_ids: Int[Tensor, "B S"],
+    rejected_ids: Int[Tensor, "B S"],
+    chosen_lengths: Int[Tensor, " B"],
+    rejected_lengths: Int[Tensor, " B"],
+) -> Float[Tensor, " B"]:
+    """The pairwise loss of the token scores at each position from where the two texts part to the end of the longer
+    one, averaged over a pair's positions.
+
+    Two texts that never part are compared at the last column alone. Yao et al. 2023 (DeepSpeed-Chat).
+    """
+    at = torch.arange(chosen.shape[1], device=chosen.device)
+    inside, outside = at < chosen_lengths[:, None], at < rejected_lengths[:, None]
+    differ = (inside != outside) | (inside & outside & (chosen_ids != rejected_ids))
+    parted = differ.cumsum(1) > 0
+    compared = parted & (inside | outside)
+    compared = torch.where(differ.any(1, keepdim=True), compared, at == chosen.shape[1] - 1)
+    losses = torch.where(compared, bradley_terry(chosen, rejected), 0.0)
+    return losses.sum(1) / compared.sum(1)
 
 
 def pairwise_ranking_loss(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> Float[Tensor, " B"]:
