@@ -72,7 +72,7 @@ Made from `plaudit.conventions` by `make docs`; do not edit it by hand.
 Public PPO systems disagree on details that move the numbers. Each column is a preset that reproduces one system's step:
 `plaudit vectors FILE` compares them with numbers that the systems' own code gave. A row's response has n tokens;
 `response` means those, `one_after` also the position behind them where the row has one, `row` everything from the first
-response token on.
+response token on. `plaudit ppo` trains by the `plaudit` column.
 """
 
 

@@ -19,7 +19,19 @@ _SCRATCH = tempfile.mkdtemp(prefix="plaudit-tests-")
 os.environ["HF_DATASETS_CACHE"] = _SCRATCH
 
 # Installed before anything of the package is imported. Left out: what pydantic and SQLAlchemy check themselves.
-CHECKED = ("ops", "conventions", "types", "tokenizer", "learner", "checkpoint", "models", "data", "rewards", "rollout", "algorithms")
+CHECKED = (
+    "ops",
+    "conventions",
+    "types",
+    "tokenizer",
+    "learner",
+    "checkpoint",
+    "models",
+    "data",
+    "rewards",
+    "rollout",
+    "algorithms",
+)
 install_import_hook([f"plaudit.{name}" for name in CHECKED], "runtime_types.check")
 
 

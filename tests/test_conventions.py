@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plaudit import conventions, vectors
+from plaudit import conventions, ops, vectors
 from plaudit.cli import main
 from plaudit.conventions import PRESETS, Conventions, Hyper, KLClamp, Whitening, assign_credit
 from plaudit.errors import DataError
@@ -54,11 +54,8 @@ DEVIATIONS = [
     ("deepspeed-chat", "values_over", "response"),
     ("deepspeed-chat", "advantage_whitening", Whitening()),
     ("openrlhf", "kl_clamp", KLClamp()),
-    ("openrlhf", "ratio_clamp", None),
     ("openrlhf", "advantage_whitening", Whitening(unbiased=True, floor=True)),
     ("verl", "kl_clamp", KLClamp()),
-    ("verl", "kl_clamp", KLClamp(estimate=10.0)),
-    ("verl", "ratio_clamp", None),
     ("verl", "advantage_whitening", Whitening()),
 ]
 
@@ -150,6 +147,21 @@ def test_what_stands_at_padding_is_heard_by_no_one_but_those_who_say_so(name: st
     after = credit(inside & ~mask)
     uses_it = c.values_over != "response" or c.kl_over != "response"
     assert uses_it != all(torch.allclose(a, b) for a, b in zip(after, base, strict=True))
+
+
+def test_limits_that_the_recorded_numbers_do_not_reach():
+    """The clamp of the log-ratio shows only without dual clip, at a negative advantage; verl's KL clamp only in k3."""
+    new, old, worse = torch.tensor([25.0]), torch.tensor([0.0]), torch.tensor([-2.0])
+    assert ops.policy_loss(new, old, worse, ratio_clamp=20.0) == 2 * torch.exp(torch.tensor(20.0))
+    assert ops.policy_loss(new, old, worse, ratio_clamp=20.0, dual_clip=3.0) == 6.0
+    assert ops.policy_loss(-new, old, -worse, dual_clip=3.0) == ops.policy_loss(-new, old, -worse)
+    assert ops.policy_loss(torch.tensor([0.25]), old, -worse, (0.2, 0.3)) == -2 * torch.exp(torch.tensor(0.25))
+    assert ops.policy_loss(torch.tensor([0.25]), old, -worse, 0.2) == -2.4
+    far = torch.tensor([-30.0])
+    assert PRESETS["verl"].kl_clamp(far, old, "k3") == 10.0
+    assert PRESETS["verl"].kl_clamp(far, old, "k1") == -30.0
+    assert PRESETS["openrlhf"].kl_clamp(far, old, "k1") == -10.0
+    assert PRESETS["plaudit"].kl_clamp(far, old, "k1") == -30.0
 
 
 def test_presets_are_frozen_bundles_with_their_own_names():

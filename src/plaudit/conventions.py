@@ -109,15 +109,17 @@ class Conventions:
     hyper: Hyper = Hyper()
     score_position: Literal["last", "after_end", "row_end"] = _choice(
         "last",
-        "where the score is paid: at the last response token; one after it (at it, where the row ends there); or at the "
-        "last position of the row",
+        "where the score is paid: at the last response token; one after it (at it, where the row ends there); "
+        "or at the last position of the row",
     )
     kl_over: Span = _choice("response", "where KL is charged")
     values_over: Span = _choice("response", "where V counts; it is 0 elsewhere")
     credit_over: Span = _choice("response", "where the recursion of the advantages runs")
     value_loss_over: Span = _choice("response", "where the value loss is taken")
     kl_clamp: KLClamp = _choice(KLClamp(), "limits of the per-token KL estimate")
-    reward_whitening: Whitening = _choice(Whitening(keep_mean=True), "how rewards are whitened, where that is asked for")
+    reward_whitening: Whitening = _choice(
+        Whitening(keep_mean=True), "how rewards are whitened, where that is asked for"
+    )
     advantage_whitening: Whitening | None = _choice(Whitening(), "how advantages are whitened")
     ratio_clamp: float | None = _choice(None, "limit of the log-ratio of new to old policy")
     skip_above_mean_ratio: float | None = _choice(None, "a minibatch whose mean ratio is above this has no loss")

@@ -63,12 +63,12 @@ def check(files: Sequence[str | Path]) -> list[Result]:
                 if ours.shape != theirs.shape:
                     shapes = f"{tuple(theirs.shape)}, not {tuple(ours.shape)}"
                     raise DataError(f"{where}: expected.{quantity} has the shape {shapes}")
-                error = float(((ours - theirs).abs() / (1 + theirs.abs())).max()) if theirs.numel() else 0.0
-                # a number that is not one must fail, and every comparison with it is false
-                if not error <= result.error:
-                    result.error = error
-                if not error <= tolerance and not result.fault:
-                    result.fault = f"FAILED: {where}: {quantity} is off by {error:.1e}"
+                off = float(((ours - theirs).abs() / (1 + theirs.abs())).max()) if theirs.numel() else 0.0
+                # what is not a number must fail, and every comparison with it is false
+                if not off <= result.error:
+                    result.error = off
+                if not off <= tolerance and not result.fault:
+                    result.fault = f"FAILED: {where}: {quantity} is off by {off:.1e}"
     return list(results.values())
 
 
