@@ -104,7 +104,7 @@ def test_a_key_that_resembles_nothing_gets_the_list_of_known_keys():
         (PPOConfig, "kl.estimator='k4'"),
         (PPOConfig, "sampling.temperature=0.0"),
         (PPOConfig, "sampling.temperature=-1.0"),
-        (PPOConfig, "minibatches=64"),
+        (PPOConfig, "minibatches=65"),
         (PPOConfig, "arrangement.kind='together'"),
         (configs.EvaluateConfig, "judges=[]"),
         (QuickstartConfig, "ppo.sampling.max_new_tokens=0"),
