@@ -229,7 +229,7 @@ def losses(
     clipped = ops.policy_clipped(new_logprobs, logprobs, credit.advantages, hyper.clip, ratio_clamp=c.ratio_clamp).to(
         policy.dtype
     )
-    change = (new_logprobs - logprobs).square() / 2
+    change = ops.kl_estimate(new_logprobs, logprobs, "k2")
     return Losses(policy, value, ops.masked_mean(clipped, mask), ops.masked_mean(change, mask))
 
 
@@ -239,14 +239,14 @@ def reduce(x: Float[Tensor, "B S"], mask: Bool[Tensor, "B S"], reduction: Reduct
     Raises:
         ValueError: the reduction has no such name.
     """
-    sums, counts = torch.where(mask, x, 0.0).sum(1), mask.sum(1)
+    sums = torch.where(mask, x, 0.0).sum(1)
     match reduction:
         case "token-mean":
-            return sums.sum() / counts.sum().clamp(min=1)
+            return ops.masked_mean(x, mask)
         case "seq-mean-token-sum":
             return sums.mean()
         case "seq-mean-token-mean":
-            return (sums / counts.clamp(min=1)).mean()
+            return (sums / mask.sum(1).clamp(min=1)).mean()
     raise ValueError(f"unknown reduction {reduction!r}: token-mean, seq-mean-token-sum or seq-mean-token-mean")
 
 

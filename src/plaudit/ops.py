@@ -172,9 +172,7 @@ def policy_loss(
     Schulman et al. 2017, equation 7. The gradient is 0 where A > 0 and ρ > 1 + ε, or A < 0 and ρ < 1 − ε. A pair of
     ranges is (below, above) 1. ``dual_clip`` c > 1: where A < 0 the loss is at most −cA (Ye et al. 2020, equation 5).
     """
-    below, above = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
-    ratio = importance_ratio(logprobs, old_logprobs, ratio_clamp)
-    losses = torch.maximum(-ratio * advantages, -ratio.clamp(1 - below, 1 + above) * advantages)
+    losses = torch.maximum(*_surrogates(logprobs, old_logprobs, advantages, clip_range, ratio_clamp))
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -dual_clip * advantages), losses)
     return losses
@@ -189,9 +187,21 @@ def policy_clipped(
     ratio_clamp: float | None = None,
 ) -> Bool[Tensor, "*n"]:
     """Where the clipped term of :func:`policy_loss` is the larger one, so that the token has no gradient."""
+    plain, clipped = _surrogates(logprobs, old_logprobs, advantages, clip_range, ratio_clamp)
+    return clipped > plain
+
+
+def _surrogates(
+    logprobs: Float[Tensor, "*n"],
+    old_logprobs: Float[Tensor, "*n"],
+    advantages: Float[Tensor, "*n"],
+    clip_range: float | tuple[float, float],
+    ratio_clamp: float | None,
+) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """−ρA and −clip(ρ)A, of which the policy loss is the larger."""
     below, above = clip_range if isinstance(clip_range, tuple) else (clip_range, clip_range)
     ratio = importance_ratio(logprobs, old_logprobs, ratio_clamp)
-    return -ratio.clamp(1 - below, 1 + above) * advantages > -ratio * advantages
+    return -ratio * advantages, -ratio.clamp(1 - below, 1 + above) * advantages
 
 
 def value_loss(

@@ -35,7 +35,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return self.cases > 0 and not self.fault
+        return not self.fault
 
 
 def check(files: Sequence[str | Path]) -> list[Result]:

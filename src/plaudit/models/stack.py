@@ -110,7 +110,7 @@ class WholeStack(Stack):
         self.base, self.low = base, in_bfloat16(precision, base)
 
     def run(self, rows: Sequences) -> Tensor:
-        with bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext():
+        with products(self.base, self.low):
             return self.base(input_ids=rows.tokens, use_cache=False).last_hidden_state
 
 
@@ -135,7 +135,7 @@ class UpperStack(Stack):
 
         handle = blocks_of(self.base)[1][0].register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            with bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext():
+            with products(self.base, self.low):
                 return self.base(inputs_embeds=features, use_cache=False).last_hidden_state
         finally:
             handle.remove()
@@ -194,6 +194,11 @@ def _bfloat16_forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
+def products(base: PreTrainedModel, low: bool) -> AbstractContextManager[None]:
+    """What a forward pass through a decoder's own blocks runs in: bfloat16 products, or nothing special."""
+    return bfloat16_products(blocks_of(base)[1]) if low else nullcontext()
+
+
 def in_bfloat16(precision: str, base: PreTrainedModel) -> bool:
     """Whether matrix products of this model, asked for in ``precision``, run in bfloat16 where it is now."""
     on_cpu = base.device.type == "cpu"
@@ -248,7 +253,7 @@ class Trunk:
 
     def products(self) -> AbstractContextManager[None]:
         """What a forward pass through the model's own blocks runs in, to multiply as the trunk should."""
-        return bfloat16_products(blocks_of(self.base)[1]) if self.low else nullcontext()
+        return products(self.base, self.low)
 
     @torch.no_grad()
     def prepare(self, rows: S, token_budget: int = 512) -> S:
