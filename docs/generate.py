@@ -10,9 +10,11 @@ from typing import Any
 from plaudit import config as configs
 from plaudit.cli import STAGES
 from plaudit.conventions import PRESETS, Conventions, Hyper
+from plaudit.explain import preset_config, value_at
+from plaudit.schema import Frozen, leaves
 
 TARGET = Path(__file__).with_name("configuration.md")
-COMMANDS: dict[str, tuple[type[configs.Frozen], str]] = {
+COMMANDS: dict[str, tuple[type[Frozen], str]] = {
     **STAGES,
     "score": (configs.ScoreConfig, "score texts with a reward model"),
     "chat": (configs.ChatConfig, "talk to a model"),
@@ -39,7 +41,7 @@ def render() -> str:
     sections = [HEAD]
     for name, (schema, title) in COMMANDS.items():
         sections.append(f"\n## {name}\n\n{title[0].upper()}{title[1:]}.\n")
-        rows = list(configs.leaves(schema))
+        rows = list(leaves(schema))
         if schema is configs.QuickstartConfig:
             sections.append(QUICKSTART)
             rows = _differing(rows)
@@ -51,9 +53,7 @@ def render() -> str:
 def _differing(rows: list[Leaf]) -> list[Leaf]:
     """The rows that no stage has under its name with the same default."""
     stages = {
-        f"{stage}.{key}": default
-        for stage, (schema, _) in STAGES.items()
-        for key, _, default, _ in configs.leaves(schema)
+        f"{stage}.{key}": default for stage, (schema, _) in STAGES.items() for key, _, default, _ in leaves(schema)
     }
     return [row for row in rows if row[0] not in stages or row[2] != stages[row[0]]]
 
@@ -72,21 +72,31 @@ Made from `plaudit.conventions` by `make docs`; do not edit it by hand.
 Public PPO systems disagree on details that move the numbers. Each column is a preset that reproduces one system's step:
 `plaudit vectors FILE` compares them with numbers that the systems' own code gave. A row's response has n tokens;
 `response` means those, `one_after` also the position behind them where the row has one, `row` everything from the first
-response token on. `plaudit ppo` trains by the `plaudit` column.
+response token on.
+
+`plaudit ppo conventions.preset=trl-1` trains by a column: its choices, its coefficients, and below its optimizer and
+schedule become the defaults of all keys, which your own keys override. One choice is changed by its own key, for
+example `conventions.score_position=after_end`. Where a choice looks at positions behind the answer, pad tokens are fed
+there. The presets, and single deviations from `plaudit`, are tested; other mixtures are allowed. `plaudit explain
+CONFIG` says in words what a configuration does at each step, and who does otherwise.
 """
 
 
 def conventions() -> str:
     """The page on conventions: the choices, then the coefficients, one column a preset."""
-    choices = [f for f in fields(Conventions) if "meaning" in f.metadata]
+    choices = {name: f for name, f in Conventions.model_fields.items() if name != "preset"}
     page = [CONVENTIONS_HEAD, "\n## Choices\n", _row(["choice", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
-    for f in choices:
-        page.append(_row([f"`{f.name}`", *(_said(getattr(c, f.name)) for c in PRESETS.values())]))
+    for name in choices:
+        page.append(_row([f"`{name}`", *(_said(getattr(p.conventions, name)) for p in PRESETS.values())]))
     page.append("\n\n")
-    page += [f"- `{f.name}`: {f.metadata['meaning']}\n" for f in choices]
+    page += [f"- `{name}`: {f.description}\n" for name, f in choices.items()]
     page += ["\n## Coefficients\n", _row(["coefficient", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
     for h in fields(Hyper):
-        page.append(_row([f"`{h.name}`", *(_said(getattr(c.hyper, h.name)) for c in PRESETS.values())]))
+        page.append(_row([f"`{h.name}`", *(_said(getattr(p.hyper, h.name)) for p in PRESETS.values())]))
+    page += ["\n\n## Optimizer and schedule\n", _row(["key", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
+    keys = dict.fromkeys(f"{s}.{k}" for p in PRESETS.values() for s, values in p.training.items() for k in values)
+    runs = [preset_config(name) for name in PRESETS]
+    page += [_row([f"`{key}`", *(_said(value_at(run, key)) for run in runs)]) for key in keys if "critic." not in key]
     return "".join(page)
 
 
@@ -95,7 +105,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _said(value: Any) -> str:
-    if value is None or value is False:
+    if value is None or value is False or (isinstance(value, float) and value == 0):
         return "off"
     return "on" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
 

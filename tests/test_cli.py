@@ -29,7 +29,7 @@ def _is_a_clear_error(status: int, err: str, *parts: str) -> None:
 
 
 def test_help_explains_every_key(capsys):
-    from plaudit.config import leaves
+    from plaudit.schema import leaves
 
     for name, (schema, _) in STAGES.items():
         with pytest.raises(SystemExit) as stop:

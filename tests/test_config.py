@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from plaudit import config as configs
-from plaudit.config import Frozen, PPOConfig, QuickstartConfig, SFTConfig, build, dump, leaves, read
+from plaudit.config import PPOConfig, QuickstartConfig, SFTConfig
 from plaudit.errors import ConfigError
+from plaudit.schema import Frozen, build, dump, leaves, read
 
 
 def all_schemas() -> list[type[Frozen]]:

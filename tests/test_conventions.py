@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from plaudit import conventions, ops, vectors
+from plaudit import ops, vectors
 from plaudit.cli import main
-from plaudit.conventions import PRESETS, Conventions, Hyper, KLClamp, Whitening, assign_credit
-from plaudit.errors import DataError
+from plaudit.config import OptimizerConfig, PPOConfig, QuickstartConfig
+from plaudit.conventions import PRESETS, Conventions, Hyper, KLClamp, Positions, Whitening, assign_credit, estimated_kl
+from plaudit.errors import ConfigError, DataError
+from plaudit.schema import build, dump, read
 from plaudit.vectors import check
 
 RECORDED = Path(__file__).parent / "fixtures" / "recorded_numbers.json"
@@ -34,25 +36,24 @@ def test_recorded_numbers_are_reproduced(capsys):
 
 #: a choice of each system that its numbers depend on, and another value of it
 DEVIATIONS = [
-    ("ziegler19", "reward_whitening", Whitening("row", unbiased=True, keep_mean=True)),
-    ("ziegler19", "advantage_whitening", Whitening("row", unbiased=True)),
-    ("ziegler19", "advantage_whitening", None),
+    ("ziegler19", "reward_whitening", Whitening(over="row", unbiased=True, keep_mean=True)),
+    ("ziegler19", "advantage_whitening", Whitening(over="row", unbiased=True)),
+    ("ziegler19", "whiten_advantages", False),
     ("trl-0.7", "score_position", "after_end"),
     ("trl-0.7", "reward_whitening", Whitening(unbiased=True, keep_mean=True)),
     ("trl-0.7", "reward_whitening", Whitening(keep_mean=True, reset=False)),
     ("trl-0.7", "advantage_whitening", Whitening()),
-    ("trl-0.7", "skip_above_mean_ratio", None),
+    ("trl-0.7", "skip_above_mean_ratio", 0.0),
     ("trl-0.7", "values_over", "one_after"),
     ("trl-1", "score_position", "last"),
     ("trl-1", "score_position", "row_end"),
     ("trl-1", "values_over", "response"),
-    ("trl-1", "credit_over", "response"),
     ("trl-1", "value_loss_over", "response"),
     ("trl-1", "reward_whitening", Whitening(unbiased=True, keep_mean=True)),
     ("deepspeed-chat", "score_position", "last"),
     ("deepspeed-chat", "kl_over", "response"),
     ("deepspeed-chat", "values_over", "response"),
-    ("deepspeed-chat", "advantage_whitening", Whitening()),
+    ("deepspeed-chat", "whiten_advantages", True),
     ("openrlhf", "kl_clamp", KLClamp()),
     ("openrlhf", "advantage_whitening", Whitening(unbiased=True, floor=True)),
     ("verl", "kl_clamp", KLClamp()),
@@ -66,7 +67,8 @@ def test_a_single_deviation_shows_in_the_numbers(tmp_path, monkeypatch, system: 
     if choice == "kl_clamp":
         # the files name this limit among the coefficients, which would put it back
         cases = [c | {"hyper": {k: v for k, v in c["hyper"].items() if k != "kl_clamp"}} for c in cases]
-    monkeypatch.setitem(vectors.PRESETS, system, replace(PRESETS[system], **{choice: other}))
+    changed = PRESETS[system].conventions.model_copy(update={choice: other})
+    monkeypatch.setitem(vectors.PRESETS, system, replace(PRESETS[system], conventions=changed))
     (result,) = check([_write(tmp_path, cases)])
     assert not result.passed
     assert "FAILED" in result.fault
@@ -124,25 +126,26 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 #: ziegler19's rows have no padding
-PADDED = [name for name, c in PRESETS.items() if c.kl_over != "row"]
+PADDED = [name for name, p in PRESETS.items() if p.conventions.kl_over != "row"]
 
 
 @pytest.mark.parametrize("name", PADDED)
 def test_what_stands_at_padding_is_heard_by_no_one_but_those_who_say_so(name: str):
     """Numbers beyond the one position after the end change nothing; at that position, only in systems that use it."""
-    c = PRESETS[name]
+    c = PRESETS[name].conventions
     torch.manual_seed(0)
     mask = torch.arange(8) < torch.tensor([3, 8, 5])[:, None]
     logprobs, ref, values = torch.randn(3, 3, 8, dtype=torch.float64)
     scores = torch.randn(3, dtype=torch.float64)
-    hyper = replace(c.hyper, whiten_rewards=True)
+    hyper = replace(PRESETS[name].hyper, whiten_rewards=True)
+    rows = Positions.whole(mask)
 
     def credit(beyond: torch.Tensor):
         noisy = [torch.where(beyond, 50.0, x) for x in (logprobs, ref / 2, values)]
-        made = assign_credit(c, hyper, scores, *noisy, mask)
+        made = assign_credit(c, hyper, scores, *noisy, rows)
         return made.advantages[mask], made.returns[mask]
 
-    inside = conventions.span(mask, "one_after")
+    inside = rows.span("one_after")
     base = credit(torch.zeros_like(mask))
     for mine, theirs in zip(credit(~inside), base, strict=True):
         assert torch.allclose(mine, theirs)
@@ -160,16 +163,112 @@ def test_limits_that_the_recorded_numbers_do_not_reach():
     assert ops.policy_loss(torch.tensor([0.25]), old, -worse, (0.2, 0.3)) == -2 * torch.exp(torch.tensor(0.25))
     assert ops.policy_loss(torch.tensor([0.25]), old, -worse, 0.2) == -2.4
     far = torch.tensor([-30.0])
-    assert PRESETS["verl"].kl_clamp(far, old, "k3") == 10.0
-    assert PRESETS["verl"].kl_clamp(far, old, "k1") == -30.0
-    assert PRESETS["openrlhf"].kl_clamp(far, old, "k1") == -10.0
-    assert PRESETS["plaudit"].kl_clamp(far, old, "k1") == -30.0
+    assert estimated_kl(PRESETS["verl"].conventions.kl_clamp, far[None], old[None], "k3") == 10.0
+    assert estimated_kl(PRESETS["verl"].conventions.kl_clamp, far[None], old[None], "k1") == -30.0
+    assert estimated_kl(PRESETS["openrlhf"].conventions.kl_clamp, far[None], old[None], "k1") == -10.0
+    assert estimated_kl(PRESETS["plaudit"].conventions.kl_clamp, far[None], old[None], "k1") == -30.0
 
 
 def test_presets_are_frozen_bundles_with_their_own_names():
-    assert all(name == c.name for name, c in PRESETS.items())
-    assert {f.name for f in fields(Conventions)} >= {"score_position", "kl_over", "advantage_whitening"}
-    with pytest.raises(AttributeError):
-        PRESETS["plaudit"].name = "other"
-    assert PRESETS["plaudit"] == Conventions()
-    assert Hyper().kl_estimator == "k1"
+    assert all(name == p.conventions.preset for name, p in PRESETS.items())
+    with pytest.raises(ValueError, match="frozen"):
+        PRESETS["plaudit"].conventions.preset = "verl"
+    assert PRESETS["plaudit"].conventions == Conventions()
+
+
+# --- presets in a run's configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_sets_the_defaults_of_a_run(name: str):
+    config = read(PPOConfig, None, [f"conventions.preset={name}"])
+    preset = PRESETS[name]
+    assert config.conventions == preset.conventions
+    hyper = config.hyper()
+    clip = (preset.hyper.clip,) * 2
+    kl_coef = config.kl.coef if name == "plaudit" else preset.hyper.kl_coef
+    assert hyper == replace(preset.hyper, clip=clip, kl_coef=kl_coef)
+
+
+def test_what_the_table_says_of_optimizers_and_schedules():
+    def actor(name: str) -> OptimizerConfig:
+        config = read(PPOConfig, None, [f"conventions.preset={name}"])
+        assert config.critic.betas == config.actor.betas
+        return config.actor
+
+    assert actor("ziegler19").eps == 1e-5 and not actor("ziegler19").eps_corrected
+    assert [actor(n).max_grad_norm for n in ("ziegler19", "trl-0.7", "trl-1")] == [0, 0, 0]
+    assert [actor(n).max_grad_norm for n in ("plaudit", "deepspeed-chat", "openrlhf", "verl")] == [1, 1, 1, 1]
+    assert actor("deepspeed-chat").betas == actor("openrlhf").betas == (0.9, 0.95)
+    schedules = [actor(n).schedule for n in PRESETS]
+    assert schedules == ["linear", "linear", "constant", "linear", "cosine", "cosine", "constant"]
+    assert actor("trl-1").schedule_per == "rollout" and actor("deepspeed-chat").warmup_steps == 100
+    assert actor("openrlhf").final_fraction == 0.1 and actor("openrlhf").warmup_fraction == 0.03
+    assert actor("verl").skip_nonfinite
+
+
+def test_the_users_keys_win_over_the_presets():
+    config = read(PPOConfig, None, ["conventions.preset=trl-1", "kl.coef=0.3", "conventions.score_position=last"])
+    assert config.kl.coef == 0.3 and config.conventions.score_position == "last"
+    assert config.conventions.value_loss_over == "one_after" and config.vf_coef == 0.1
+    again = build(PPOConfig, dump(config))
+    assert again == config
+
+
+def test_a_preset_reaches_the_quickstarts_run_and_leaves_its_own_keys():
+    config = read(QuickstartConfig, None, ["ppo.conventions.preset=verl"])
+    assert config.ppo.dual_clip == 3.0 and config.ppo.kl.place == "loss"
+    assert config.ppo.monitors == ["gold", "vader"] and config.ppo.arrangement.precision == "auto"
+
+
+def test_an_unknown_preset_or_choice_is_refused_by_name():
+    with pytest.raises(ConfigError, match="conventions.preset"):
+        read(PPOConfig, None, ["conventions.preset=trl"])
+    with pytest.raises(ConfigError, match="score_position"):
+        read(PPOConfig, None, ["conventions.score_positon=last"])
+
+
+def test_rows_in_a_run_have_no_position_beyond_the_length_limit():
+    """Two tokens of prompt, a limit of 3: a full answer has no position after it, a shorter one has."""
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0]], dtype=torch.bool)
+    fed = torch.arange(6)[None] < torch.tensor([[5], [5]])
+    rows = Positions(mask, fed)
+    assert rows.span("one_after").int().tolist() == [[0, 0, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0]]
+    assert rows.paid_at("after_end").nonzero().tolist() == [[0, 4], [1, 4]]
+    assert rows.span("row").sum(1).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("position", ["last", "after_end", "row_end"])
+def test_a_score_reaches_the_answer_wherever_it_is_paid(position: str):
+    """A single deviation in where the score lands moves it; it may not lose it."""
+    mask = torch.tensor([[1, 1, 1, 0, 0]], dtype=torch.bool)
+    nothing = torch.zeros(1, 5)
+    c = Conventions(score_position=position, whiten_advantages=False)
+    hyper = Hyper(gamma=1.0, lam=1.0)
+    made = assign_credit(c, hyper, torch.tensor([2.0]), nothing, nothing, nothing, Positions.whole(mask))
+    assert made.advantages[mask].tolist() == [2, 2, 2]
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_names_every_choice_its_words_and_who_does_otherwise(capsys):
+    assert main(["explain", "conventions.score_position=after_end"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("conventions: plaudit, but for conventions.score_position")
+    assert "paid one position after the answer" in said
+    assert "ziegler19: paid at the last position of the row" in said
+    for key in Conventions.model_fields:
+        assert key == "preset" or f"conventions.{key}" in said
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_explain_has_words_for_every_preset(name: str, capsys):
+    assert main(["explain", f"conventions.preset={name}"]) == 0
+    said = capsys.readouterr().out
+    assert f"conventions: {name}\n" in said and "not tested" not in said
+
+
+def test_explain_says_which_mixtures_are_untested(capsys):
+    main(["explain", "conventions.preset=verl", "conventions.score_position=after_end"])
+    assert "not tested" in capsys.readouterr().out

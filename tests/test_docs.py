@@ -15,6 +15,7 @@ import pytest
 
 from plaudit import cli
 from plaudit import config as configs
+from plaudit import schema as schemas
 from plaudit.rewards.function import load_function
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +56,7 @@ def test_a_documented_command_is_well_formed(line, monkeypatch, capsys):
     else:
         arguments = cli._parser().parse_args(words)
         if words[0] in WITHOUT_DRY_RUN:
-            configs.read(WITHOUT_DRY_RUN[words[0]], None, arguments.config)
+            schemas.read(WITHOUT_DRY_RUN[words[0]], None, arguments.config)
 
 
 def test_the_pages_name_every_command():
@@ -119,7 +120,7 @@ def test_a_recipe_resolves_by_the_command_it_names(recipe):
     named = re.findall(rf"^#\s+plaudit (\w+) .*{re.escape(recipe.name)}$", head, re.MULTILINE)
     assert len(named) == 1, "a recipe's head says with which command it is used"
     schema, _ = cli.STAGES[named[0]]
-    assert configs.read(schema, recipe).out.startswith("runs/")
+    assert schemas.read(schema, recipe).out.startswith("runs/")
 
 
 def test_every_stage_has_a_recipe():

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from plaudit.config import SFTConfig, build
+from plaudit.config import SFTConfig
 from plaudit.errors import RunError
 from plaudit.runs import Run, read_json, read_jsonl
+from plaudit.schema import build
 
 
 def config(folder: Path) -> SFTConfig:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
-from plaudit.types import Demonstrations, Experience, Prompt, RankedAnswers, Rollout, Sequences, mean_weights
+from plaudit import ops
+from plaudit.types import Demonstrations, Experience, Prompt, RankedAnswers, Rollout, Sequences
 
 lengths_of_rows = st.lists(st.integers(1, 12), min_size=1, max_size=14)
 
@@ -154,7 +155,7 @@ def test_an_answer_that_is_only_an_end_token_has_length_one_and_no_text():
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5))
 def test_mean_weights_sum_to_one_or_to_zero_and_give_the_mean(mask: list[list[bool]]):
     m = torch.tensor(mask)
-    weights = mean_weights(m)
+    weights = ops.mean_weights(m)
     x = torch.arange(m.numel(), dtype=torch.float32).view(m.shape)
     assert float(weights.sum()) == pytest.approx(1.0 if m.any() else 0.0, abs=1e-6)
     if m.any():
@@ -168,8 +169,8 @@ def test_the_mean_is_over_tokens_not_a_mean_of_row_means():
     experience = Experience.of(
         rollout([1, 3]), **{k: torch.zeros(2, 5) for k in ("logprobs", "values", "advantages", "returns")}
     )
-    assert float((losses * rows.weights()).sum()) == pytest.approx(1.75)
-    assert float((losses * experience.weights()[:, 2:]).sum()) == pytest.approx(1.75)
+    assert float((losses * rows.weights().main).sum()) == pytest.approx(1.75)
+    assert float((losses * experience.weights().main[:, 2:]).sum()) == pytest.approx(1.75)
 
 
 @given(lengths_of_rows, st.integers(1, 200))
@@ -203,7 +204,8 @@ comparisons_of_ranks = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size
 def test_pair_weights_sum_to_one_and_share_the_batch_by_answers(comparisons: list[list[int]]):
     """A comparison that says something counts by its share of answers, evenly over its pairs; ties count nothing."""
     rows = ranked(comparisons)
-    weights, preferred = rows.weights(), rows.preferred()
+    preferred = rows.preferred()
+    weights = rows.averaged(rows.weights().main, preferred.sum(1))
     wins = [[sum(a < b for b in ranks) for a in ranks] for ranks in comparisons]
     assert preferred.sum(1).tolist() == list(itertools.chain(*wins))
     said = [any(w) for w in wins]
@@ -241,5 +243,5 @@ def test_micro_batches_see_every_pair_that_the_whole_batch_sees():
 def test_ranked_answers_can_be_weighed_and_cut_on_another_device():
     rows = ranked([[0, 1, 1], [0, 1]])
     there = rows.to("cuda")
-    assert torch.allclose(there.weights().cpu(), rows.weights())
+    assert torch.allclose(there.weights().main.cpu(), rows.weights().main)
     assert [i.tolist() for i in there.micro_batches(4)] == [i.tolist() for i in rows.micro_batches(4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,19 @@ def load_newest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None
     if found:
         raise RunError(f"{folder}: none of the {len(found)} checkpoints can be read; start anew with another out=…")
     return None
+
+
+def once(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors in the file at ``path``; where there is none, those of ``make``, written there first.
+
+    Raises:
+        RunError: the file cannot be written, or not be read.
+    """
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        if not path.exists():
+            save_file({k: v.contiguous() for k, v in make().items()}, scratch)
+            scratch.rename(path)
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path}: cannot be written or read ({error})") from None

@@ -15,6 +15,7 @@ from typing import Any
 
 from plaudit import config as configs
 from plaudit.errors import ConfigError, DataError, PlauditError, RunError
+from plaudit.schema import C, Frozen, build, dump, leaves, read
 
 STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
@@ -23,6 +24,7 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "label": (configs.LabelConfig, "label the store's comparisons (--oracle: by a programme)"),
     "reward": (configs.RewardConfig, "train a reward model from the store"),
     "ppo": (configs.PPOConfig, "improve a model by PPO against a reward"),
+    "dpo": (configs.DPOConfig, "train a model on preferences directly, without a reward model"),
     "evaluate": (configs.EvaluateConfig, "compare a model with its reference on held-out prompts"),
 }
 
@@ -93,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_folder", metavar="RUN", help="a run folder")
     vectors = _command(commands, "vectors", "check files of recorded numbers against the named conventions", _vectors)
     vectors.add_argument("files", nargs="+", metavar="FILE", help="JSON: PPO steps, reward losses, adaptive KL")
+    explain = _command(commands, "explain", "say in words what a PPO configuration does at each step", _explain)
+    explain.add_argument("config", nargs="*", metavar="FILE.toml | key=value", help="as for `plaudit ppo`")
     score = _command(commands, "score", "score texts with a reward model", _score, configs.ScoreConfig)
     score.add_argument("model", metavar="MODEL", help="a reward model's folder")
     score.add_argument("file", metavar="FILE", help="rows with text, or prompt and response")
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Any, name: str, title: str, run: Callable[..., int | None], schema: type[configs.Frozen] | None = None
+    commands: Any, name: str, title: str, run: Callable[..., int | None], schema: type[Frozen] | None = None
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
@@ -118,14 +122,14 @@ def _command(
     return command
 
 
-def _keys(schema: type[configs.Frozen]) -> str:
+def _keys(schema: type[Frozen]) -> str:
     lines = ["keys:"]
-    for name, kind, default, text in configs.leaves(schema):
+    for name, kind, default, text in leaves(schema):
         lines += [f"  {name} = {json.dumps(default)}  ({kind})", f"      {text}"]
     return "\n".join(lines)
 
 
-def _read(schema: type[configs.C], words: Sequence[str]) -> configs.C:
+def _read(schema: type[C], words: Sequence[str]) -> C:
     """The configuration that a command line's words describe: at most one TOML file, and overrides.
 
     Raises:
@@ -134,14 +138,14 @@ def _read(schema: type[configs.C], words: Sequence[str]) -> configs.C:
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"one configuration file at most, not {len(files)}: {', '.join(files)}")
-    return configs.read(schema, files[0] if files else None, [word for word in words if "=" in word])
+    return read(schema, files[0] if files else None, [word for word in words if "=" in word])
 
 
 def _stage(arguments: argparse.Namespace) -> None:
     schema, _ = STAGES[arguments.command]
     config = _resumed(schema, arguments) if arguments.resume else _read(schema, arguments.config)
     if arguments.dry_run:
-        print(json.dumps(configs.dump(config), indent=2))
+        print(json.dumps(dump(config), indent=2))
         return
     if arguments.command == "label" and not (arguments.oracle or arguments.resume):
         raise ConfigError("who labels? Use --oracle for the programme that stands in for a person")
@@ -173,7 +177,7 @@ def _resumed(schema: type[configs.RunConfig], arguments: argparse.Namespace) -> 
         raise RunError(f"{folder}/config.json: cannot be read: {error}") from None
     if command != arguments.command:
         raise RunError(f"{folder}: was made by `plaudit {command}`; resume it with that command")
-    return configs.build(schema, stored | {"out": str(folder)}, f"{folder}/config.json")
+    return build(schema, stored | {"out": str(folder)}, f"{folder}/config.json")
 
 
 def _say_summary(out: str, summary: dict[str, Any]) -> None:
@@ -202,6 +206,12 @@ def _vectors(arguments: argparse.Namespace) -> int:
     if not results:
         print("no case in " + ", ".join(arguments.files))
     return 0 if results and all(r.passed for r in results) else 1
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from plaudit.explain import explain
+
+    print("\n".join(explain(_read(configs.PPOConfig, arguments.config))))
 
 
 def _score(arguments: argparse.Namespace) -> None:

@@ -1,44 +1,53 @@
-"""Configuration: strict, frozen, read from TOML and ``key=value`` overrides, checked before anything is built.
+"""What can be configured.
 
 The descriptions below are the reference: ``--help`` and docs/configuration.md are made from them. This module leaves
-out what a configuration turns into (see recipes).
+out how configurations are read (see schema) and what they turn into (see recipes).
 """
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from plaudit.errors import ConfigError
-
-C = TypeVar("C", bound="Frozen")
-
-
-class Frozen(BaseModel):
-    """Base of every configuration: unknown keys are errors, values are not coerced, nothing changes after reading."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+from plaudit.presets import PRESETS, Conventions, Hyper, Preset
+from plaudit.schema import Frozen, overlaid
+from plaudit.schema import build as build
+from plaudit.schema import read as read
 
 
 class SamplingConfig(Frozen):
     temperature: float = Field(1.0, ge=0, le=10, description="divides the logits; 0 takes the likeliest token")
     max_new_tokens: int = Field(32, ge=1, description="length limit of an answer, in tokens")
+    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens that make up this much; 1: all")
+    top_k: int = Field(0, ge=0, description="draw from this many likeliest tokens; 0: all")
+    fixed_length: bool = Field(False, description="answers run to the limit; an end token is a token like others")
 
 
 class OptimizerConfig(Frozen):
     learning_rate: float = Field(1e-4, ge=0, le=10, description="peak learning rate")
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    optimizer: Literal["adamw", "adamw_8bit", "adafactor"] = Field(
+        "adamw", description="adafactor ignores betas and eps; adamw_8bit needs bitsandbytes"
+    )
+    warmup_fraction: float = Field(
+        0.0, ge=0, lt=1, description="warm-up as a share of all steps, where warmup_steps is 0"
+    )
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="what follows the warm-up")
+    schedule_per: Literal["step", "rollout"] = Field(
+        "step", description="whether the rate changes with every optimizer step, or stays for a rollout's steps"
+    )
     final_fraction: float = Field(0.0, ge=0, le=1, description="share of the peak rate left at the last step")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's decay rates of the two moments")
     eps: float = Field(1e-8, gt=0, description="AdamW's epsilon")
+    eps_corrected: bool = Field(
+        True, description="epsilon beside the bias-corrected second moment; otherwise beside the moment as it is"
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay, on matrices only")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm is clipped to this; 0 leaves it")
+    skip_nonfinite: bool = Field(
+        False, description="leave out a step whose loss or gradient is not finite; otherwise the run stops there"
+    )
     micro_batch_tokens: int = Field(512, ge=1, description="tokens a forward pass; changes memory, not the result")
 
     @model_validator(mode="before")
@@ -54,6 +63,12 @@ class OptimizerConfig(Frozen):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError("decay rates are at least 0 and below 1")
         return betas
+
+    @model_validator(mode="after")
+    def _its_own(self) -> Self:
+        if not self.eps_corrected and self.optimizer != "adamw":
+            raise ValueError(f"eps_corrected: only adamw has this choice, not {self.optimizer}; leave it true")
+        return self
 
 
 PRECISION = (
@@ -121,9 +136,19 @@ class RewardConfig(RunConfig):
     model: str = Field("runs/sft/model", description="the language model to start from")
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
     held_out: float = Field(0.2, gt=0, lt=1, description="share of comparisons kept for measuring, split by prompt")
-    loss: Literal["pairwise", "averaged_losers"] = Field(
-        "pairwise", description="all pairs of a ranking, or each winner against the mean of those it beats"
+    loss: Literal["pairwise", "averaged_losers", "plackett_luce", "pick_best", "every_token"] = Field(
+        "pairwise",
+        description="all pairs of a ranking (their mean); each winner against the mean of those it beats; the ranking "
+        "drawn place by place; the best by softmax; or pairs compared at every token from where they part",
     )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="pairwise: how often a label is taken to be wrong; moves targets towards ½"
+    )
+    ties: Literal["skip", "half"] = Field(
+        "skip", description="pairwise: equal places say nothing (and are counted), or pull the two scores together"
+    )
+    margins: bool = Field(False, description="pairwise: scores differ by the comparison's margin, where it has one")
+    centring: float = Field(0.0, ge=0, description="weight of the squared mean of a comparison's scores")
     max_length: int = Field(96, ge=2, description="longer texts lose their beginning")
     train_blocks: int = Field(
         4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
@@ -132,6 +157,14 @@ class RewardConfig(RunConfig):
     epochs: int = Field(1, ge=1, description="passes over the comparisons")
     batch_answers: int = Field(32, ge=2, description="answers an optimizer step; a comparison is never cut")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.25e-4, warmup_steps=5, micro_batch_tokens=1024)
+
+    @model_validator(mode="after")
+    def _heard(self) -> Self:
+        if self.loss != "pairwise":
+            for key, off in (("label_smoothing", 0.0), ("ties", "skip"), ("margins", False)):
+                if getattr(self, key) != off:
+                    raise ValueError(f"{key}: loss={self.loss} does not know it; use loss=pairwise or {key}={off!r}")
+        return self
 
 
 class ArrangementConfig(Frozen):
@@ -150,7 +183,12 @@ class ArrangementConfig(Frozen):
 
 class KLConfig(Frozen):
     coef: float = Field(0.05, ge=0, description="price of one nat, charged at every token")
-    estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="per-token estimate; see docs/ppo.md")
+    estimator: Literal["k1", "k2", "k3", "abs", "full"] = Field(
+        "k1", description="per-token estimate, or full: the exact sum over the vocabulary; see docs/ppo.md"
+    )
+    place: Literal["reward", "loss"] = Field(
+        "reward", description="charged in the token rewards, or added to the policy loss (with the KL's own gradient)"
+    )
     controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="adaptive steers the coefficient to the target"
     )
@@ -158,12 +196,101 @@ class KLConfig(Frozen):
     horizon: float = Field(10000.0, gt=0, description="adaptive: responses over which the coefficient adjusts")
 
 
+class SourceConfig(Frozen):
+    source: str = Field("", description="a reward model's folder, or a Python function")
+    weight: float = Field(1.0, description="what its score counts in the sum; may be negative")
+    clip: float = Field(0.0, ge=0, description="its score is limited to ± this before it is weighed; 0 leaves it")
+    normalise: bool = Field(False, description="by the running mean and deviation of its own scores, before the clip")
+
+
+class EnsembleConfig(Frozen):
+    members: list[str] = Field([], description="further reward models that judge together with `reward`")
+    combine: Literal["mean", "lower", "worst"] = Field(
+        "mean", description="mean; mean − coef · standard deviation; or the least of the members"
+    )
+    coef: float = Field(1.0, ge=0, description="lower: how many standard deviations are taken off")
+
+
+class PoolConfig(Frozen):
+    size: int = Field(1, ge=1, description="rollouts kept; minibatches are drawn from all of them")
+    max_age: int = Field(
+        0, ge=0, description="a rollout this many versions older than the sampling policy still serves"
+    )
+    refresh_every: int = Field(1, ge=1, description="iterations between updates of the policy that samples")
+    importance_cap: float = Field(
+        0.0, ge=0, description="weigh tokens by min(this, π_trainer / π_engine) for the engine's rounding; 0: off"
+    )
+
+
+class PTXConfig(Frozen):
+    coef: float = Field(0.0, ge=0, description="weight of the language-model loss in each optimizer step; 0: none")
+    data: str = Field("", description="its texts: a file, a hub id or reviews/sft")
+    batch_size: int = Field(8, ge=1, description="its rows an optimizer step")
+    max_length: int = Field(64, ge=2, description="longer rows are cut to this many tokens")
+
+    @model_validator(mode="after")
+    def _fed(self) -> Self:
+        if self.coef and not self.data:
+            raise ValueError("ptx.coef needs ptx.data: a file of texts, or for example reviews/sft")
+        return self
+
+
+class ValidationConfig(Frozen):
+    prompts: str = Field("", description="held-out prompts; empty: no validation")
+    judge: str = Field("", description="who judges: a reward model's folder or a function, never a gold judge")
+    every: int = Field(5, ge=1, description="iterations between validations")
+    count: int = Field(64, ge=1, description="prompts, from the start")
+    keep_best: bool = Field(True, description="the model is that of the best validation; otherwise the last one")
+    patience: int = Field(0, ge=0, description="stop after this many validations without a better one; 0: never")
+
+    @model_validator(mode="after")
+    def _judged(self) -> Self:
+        if bool(self.prompts) != bool(self.judge):
+            raise ValueError("validation needs both prompts and judge, or neither")
+        if self.judge in ("gold", "vader"):
+            raise ValueError(f"judge: {self.judge} is kept for the evaluation and steers nothing; use another one")
+        return self
+
+
+class FunctionsConfig(Frozen):
+    token_rewards: str = Field("", description="file.py:name, called (rewards, rollout) → token rewards (B, S)")
+    advantages: str = Field(
+        "", description="file.py:name, called (rewards, values, mask) → advantages and returns (B, S)"
+    )
+    policy_loss: str = Field(
+        "", description="file.py:name, called (logprobs, old_logprobs, advantages) → losses (B, S), for the clipped one"
+    )
+    callbacks: list[str] = Field(
+        [], description="file.py:name each, called (verb, state, record) after every verb of an iteration"
+    )
+
+
+#: estimators of the advantages that need no critic, and those that compare the answers to one prompt
+CRITIC_FREE = ("reinforce", "rloo", "grpo", "reinforce++")
+GROUPED = ("rloo", "grpo")
+
+
 class PPOConfig(RunConfig):
     out: str = "runs/ppo"
+    conventions: Conventions = Conventions()
     model: str = Field("runs/sft/model", description="the actor's start, and the frozen reference")
     reward: str = Field(
         "runs/reward/model", description="a reward model's folder, or a Python function: file.py:name or module:name"
     )
+    reward_weight: float = Field(1.0, description="what its score counts beside extra_rewards")
+    reward_normalise: bool = Field(False, description="by the running mean and deviation of its scores")
+    reward_clip: float = Field(0.0, ge=0, description="the sum of all scores is limited to ± this; 0 leaves it")
+    extra_rewards: list[SourceConfig] = Field([], description="further sources; the weighted scores are added up")
+    ensemble: EnsembleConfig = EnsembleConfig()
+    dense_reward: bool = Field(
+        False, description="pay each token what it changes in the score of the prefix, instead of once at the end"
+    )
+    truncation: Literal["subtract", "replace"] = Field(
+        "subtract", description="the penalty of an unended answer is taken off its score, or stands in its place"
+    )
+    truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
+    length_penalty: float = Field(0.0, ge=0, description="taken off the score for every token of the answer")
+    whiten_rewards: bool = Field(False, description="token rewards are scaled to unit variance, as conventions say")
     prompts: str = Field(
         "reviews/prompts", description="prompts (column prompt or messages): a file, a hub id, reviews/…"
     )
@@ -175,40 +302,197 @@ class PPOConfig(RunConfig):
     critic_from: Literal["auto", "reward", "actor"] = Field(
         "auto", description="where the critic starts: the reward model (auto, where there is one), or the actor"
     )
+    critic_head: Literal["auto", "zero", "random"] = Field(
+        "auto", description="the critic's head: the reward model's, or zero where it has none; zero; or random"
+    )
+    critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic is trained")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(25, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(24, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(64, ge=1, description="prompts an iteration")
+    samples_per_prompt: int = Field(1, ge=1, description="answers to each of them")
     epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
     minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
     gamma: float = Field(1.0, gt=0, le=1, description="discount")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 0 one step, 1 the whole return")
+    estimator: Literal["gae", "n_step", "reinforce", "rloo", "grpo", "reinforce++"] = Field(
+        "gae", description="of the advantages; the last four need no critic"
+    )
+    n_steps: int = Field(1, ge=1, description="n_step: rewards before the critic's estimate takes over")
+    value_target: Literal["lambda_return", "discounted_sum"] = Field(
+        "lambda_return", description="what the critic learns: advantage + value, or the rewards that came"
+    )
+    bootstrap_truncated: bool = Field(
+        False, description="continue an answer that was cut by the critic's estimate, instead of by 0"
+    )
     clip_range: float = Field(0.2, gt=0, description="the ratio is clipped to 1 ± this")
+    clip_range_above: float = Field(0.0, ge=0, description="another limit above 1; 0: the same")
+    dual_clip: float = Field(0.0, ge=0, description="a negative advantage costs no more than this times itself; 0: off")
     value_clip_range: float = Field(0.2, ge=0, description="values are clipped to the old ones ± this; 0 leaves them")
     vf_coef: float = Field(0.5, ge=0, description="weight of the value loss where the trunk is shared")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    truncation_penalty: float = Field(1.0, ge=0, description="taken off the score of an answer that did not end itself")
-    kl: KLConfig = KLConfig()
+    loss_reduction: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = Field(
+        "token-mean", description="how the policy loss is averaged: over tokens, or over answers' sums or means"
+    )
+    stop_kl: float = Field(
+        0.0, ge=0, description="stop an iteration's updates once ½(new − old)² passes this on average; 0: never"
+    )
+    kl: KLConfig = KLConfig(coef=0.055)
+    pool: PoolConfig = PoolConfig()
+    ptx: PTXConfig = PTXConfig()
+    ema_decay: float = Field(
+        0.0, ge=0, lt=1, description="the saved model averages the actor's weights over its steps by this; 0: the last"
+    )
     actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
     critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
+    functions: FunctionsConfig = FunctionsConfig()
+    validation: ValidationConfig = ValidationConfig()
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )
     checkpoint_every: int = Field(10, ge=1, description="iterations between checkpoints")
     sample_every: int = Field(1, ge=1, description="iterations between samples written to samples.jsonl")
 
+    def rebased(self, data: dict[str, Any]) -> Self:
+        """The defaults of the preset that the user's keys name: its choices, coefficients, optimizers and schedules."""
+        section = data.get("conventions")
+        name = section.get("preset") if isinstance(section, dict) else None
+        preset = PRESETS.get(name) if isinstance(name, str) else None
+        return self if preset is None or name == "plaudit" else overlaid(self, preset_keys(preset))
+
+    def hyper(self) -> Hyper:
+        """The coefficients of a step."""
+        above = self.clip_range_above or self.clip_range
+        return Hyper(
+            kl_coef=self.kl.coef,
+            kl_estimator=self.kl.estimator,
+            gamma=self.gamma,
+            lam=self.lam,
+            clip=(self.clip_range, above),
+            value_clip=self.value_clip_range or None,
+            vf_coef=self.vf_coef,
+            reward_clip=self.reward_clip or None,
+            whiten_rewards=self.whiten_rewards,
+            dual_clip=self.dual_clip or None,
+            policy_loss_reduction=self.loss_reduction,
+        )
+
+    @property
+    def answers(self) -> int:
+        """Answers an iteration."""
+        return self.batch_size * self.samples_per_prompt
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature: PPO needs sampled answers; 0 is greedy. Use for example 0.8")
+        for key, off in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(self.sampling, key) != off:
+                raise ValueError(
+                    f"sampling.{key}: PPO samples from the whole distribution, or the ratio of new to old policy would "
+                    f"be wrong; use sampling.{key}={off}, and a lower sampling.temperature for likelier answers"
+                )
         if self.arrangement.kind == "shared_trunk" and self.critic_from == "reward":
             raise ValueError(
                 "critic_from: with shared_trunk the critic is a new head on the actor; use critic_from=auto"
             )
-        if self.minibatches > self.batch_size:
+        if self.minibatches > self.answers:
             raise ValueError(
-                f"minibatches ({self.minibatches}) exceeds batch_size ({self.batch_size}); lower it or raise batch_size"
+                f"minibatches ({self.minibatches}) exceeds batch_size ({self.batch_size}) × samples_per_prompt; "
+                "lower it or raise batch_size"
             )
+        if self.dual_clip and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip must be above 1, not {self.dual_clip:g} (3 is usual), or 0 for none")
+        if self.whiten_rewards and self.answers == 1:
+            raise ValueError("whiten_rewards over one row leaves nothing; raise batch_size, or whiten_rewards=false")
+        self._estimated()
+        self._combined()
         return self
+
+    def _estimated(self) -> None:
+        if self.estimator in GROUPED and self.samples_per_prompt < 2:
+            raise ValueError(
+                f"estimator={self.estimator} compares answers to one prompt, and samples_per_prompt is 1; "
+                "use samples_per_prompt=4, or estimator=gae"
+            )
+        if self.estimator == "n_step" and self.functions.advantages:
+            raise ValueError("functions.advantages replaces estimator=n_step; use estimator=gae with it")
+        if self.estimator in CRITIC_FREE:
+            for key in ("critic_warmup", "bootstrap_truncated"):
+                if getattr(self, key):
+                    raise ValueError(f"{key}: estimator={self.estimator} has no critic; use estimator=gae")
+            if self.functions.advantages:
+                raise ValueError(f"functions.advantages: estimator={self.estimator} is one already; use estimator=gae")
+
+    def _combined(self) -> None:
+        if not all(extra.source for extra in self.extra_rewards):
+            raise ValueError("extra_rewards: each names its source, a reward model's folder or a function")
+        if self.ensemble.members and ":" in self.reward and not self.reward.endswith("/model"):
+            raise ValueError("ensemble.members are reward models; reward must be one too, not a function")
+        if self.dense_reward and (self.ensemble.members or self.extra_rewards or self.reward_normalise):
+            raise ValueError(
+                "dense_reward pays one reward model's prefix scores; leave out ensemble.members, extra_rewards and "
+                "reward_normalise, or set dense_reward=false"
+            )
+        if self.pool.max_age < self.pool.size - 1:
+            raise ValueError(
+                f"pool.size={self.pool.size} keeps rollouts up to {self.pool.size - 1} updates old, and pool.max_age "
+                f"drops them after {self.pool.max_age}; use pool.max_age={self.pool.size - 1}"
+            )
+        if self.critic_warmup and self.arrangement.kind == "shared_trunk":
+            raise ValueError(
+                "critic_warmup: with shared_trunk actor and critic step together; use arrangement.kind=frozen_trunk"
+            )
+        if self.pool.importance_cap and not self.conventions.tempered_logprobs and self.sampling.temperature != 1:
+            raise ValueError(
+                "pool.importance_cap compares log-probabilities at the sampling temperature; use "
+                "conventions.tempered_logprobs=true, or sampling.temperature=1.0"
+            )
+        if self.critic_warmup >= self.iterations:
+            raise ValueError(f"critic_warmup ({self.critic_warmup}) leaves no iteration of {self.iterations}; lower it")
+        if self.kl.place == "loss" and self.kl.controller == "adaptive" and not self.kl.coef:
+            raise ValueError("kl.coef: an adaptive coefficient that starts at 0 stays there; use for example 0.05")
+
+
+def preset_keys(preset: Preset) -> dict[str, Any]:
+    """A preset as nested keys of :class:`PPOConfig`."""
+    h = preset.hyper
+    assert not isinstance(h.clip, tuple)
+    keys: dict[str, Any] = {
+        "conventions": preset.conventions.model_dump(),
+        "kl": {"coef": h.kl_coef, "estimator": h.kl_estimator},
+        "gamma": h.gamma,
+        "lam": h.lam,
+        "clip_range": h.clip,
+        "value_clip_range": h.value_clip or 0.0,
+        "vf_coef": h.vf_coef,
+        "reward_clip": h.reward_clip or 0.0,
+        "whiten_rewards": h.whiten_rewards,
+        "dual_clip": h.dual_clip or 0.0,
+        "loss_reduction": h.policy_loss_reduction,
+    }
+    for section, values in preset.training.items():
+        keys[section] = keys.get(section, {}) | dict(values)
+    return keys
+
+
+class DPOConfig(RunConfig):
+    out: str = "runs/dpo"
+    model: str = Field("runs/sft/model", description="the policy's start, and the frozen reference")
+    store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
+    held_out: float = Field(0.2, gt=0, lt=1, description="share of comparisons kept for measuring, split by prompt")
+    beta: float = Field(0.1, gt=0, description="price of distance from the reference: scales the log ratios")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="how often a label is taken to be wrong")
+    max_length: int = Field(96, ge=2, description="longer texts lose their beginning")
+    train_blocks: int = Field(
+        4, ge=0, description="train only the top blocks, over a frozen trunk; 0 trains all weights"
+    )
+    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=PRECISION)
+    epochs: int = Field(1, ge=1, description="passes over the comparisons")
+    batch_pairs: int = Field(16, ge=1, description="pairs an optimizer step")
+    max_pairs: int = Field(
+        6, ge=1, description="of one comparison at most this many pairs are taken, at random; a ranking has many"
+    )
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=5)
 
 
 class EvaluateConfig(RunConfig):
@@ -273,131 +557,3 @@ class ChatConfig(Frozen):
 class ScoreConfig(Frozen):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps; auto takes a GPU where there is one")
     out: str = Field("", description="file for the scores (JSONL); empty: print them")
-
-
-def leaves(schema: type[Frozen], prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Every key of a configuration: dotted name, type, default, description."""
-    yield from _leaves(schema, schema(), prefix)
-
-
-def _leaves(schema: type[Frozen], default: Frozen, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
-    for name, info in schema.model_fields.items():
-        value = getattr(default, name)
-        if isinstance(value, Frozen):
-            yield from _leaves(type(value), value, f"{prefix}{name}.")
-        else:
-            choices = get_args(info.annotation)
-            kind = (
-                " | ".join(map(str, choices)) if choices and not isinstance(choices[0], type) else type(value).__name__
-            )
-            yield f"{prefix}{name}", kind, value, info.description or _inherited(schema, name)
-
-
-def _inherited(schema: type[Frozen], name: str) -> str:
-    for base in schema.__mro__:
-        fields = getattr(base, "model_fields", {})
-        if name in fields and fields[name].description:
-            return str(fields[name].description)
-    return ""
-
-
-def parse_override(text: str) -> tuple[list[str], Any]:
-    """``a.b=value`` as (["a", "b"], value). The value is read as TOML; what is not TOML is a string.
-
-    Raises:
-        ConfigError: there is no "=".
-    """
-    key, equals, raw = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{text!r} is no override; write key=value, for example seed=1")
-    try:
-        value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = raw
-    return key.strip().split("."), value
-
-
-def read(schema: type[C], file: str | Path | None = None, overrides: Sequence[str] = ()) -> C:
-    """The configuration in a TOML file, with overrides applied.
-
-    Raises:
-        ConfigError: the file is missing or no TOML, a key is unknown (the nearest is named), a value is out of range.
-    """
-    data: dict[str, Any] = {}
-    if file is not None:
-        try:
-            data = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{file}: no such file; recipes/ holds one for every command") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file}: cannot be read as a configuration: {error}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    for text in overrides:
-        path, value = parse_override(text)
-        _set(data, path, value, text)
-    return build(schema, data, str(file) if file is not None else "command line")
-
-
-def _set(data: dict[str, Any], path: list[str], value: Any, text: str) -> None:
-    for part in path[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"{text}: {part} is a value, not a section")
-    data[path[-1]] = value
-
-
-def build(schema: type[C], data: dict[str, Any], source: str = "configuration") -> C:
-    """A configuration from nested dictionaries; missing keys take the schema's defaults, also inside sections.
-
-    Raises:
-        ConfigError: as for :func:`read`.
-    """
-    try:
-        return schema.model_validate(_merge(schema(), data, source))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        got = f", not {first['input']!r}" if where and not isinstance(first["input"], dict) else ""
-        raise ConfigError(f"{source}: {where + ': ' if where else ''}{message[0].lower()}{message[1:]}{got}") from None
-
-
-def _merge(default: Frozen, data: dict[str, Any], source: str, prefix: str = "") -> dict[str, Any]:
-    merged = {name: getattr(default, name) for name in type(default).model_fields}
-    for key, value in data.items():
-        if key not in merged:
-            raise ConfigError(f"{source}: unknown key {prefix + key!r}{_advice(type(default), prefix, key)}")
-        if isinstance(merged[key], Frozen):
-            if not isinstance(value, dict):
-                raise ConfigError(
-                    f"{source}: {prefix + key} is a section; set its keys, "
-                    f"for example {_example(prefix + key, merged[key])}"
-                )
-            merged[key] = _merge(merged[key], value, source, f"{prefix}{key}.")
-        else:
-            merged[key] = value
-    return {k: v.model_dump() if isinstance(v, Frozen) else v for k, v in merged.items()}
-
-
-def _example(prefix: str, section: Frozen) -> str:
-    name = next(iter(type(section).model_fields))
-    return f"{prefix}.{name}={getattr(section, name)}"
-
-
-def _advice(schema: type[Frozen], prefix: str, key: str) -> str:
-    names = {name: prefix + name for name, *_ in leaves(schema)}
-    last: dict[str, str] = {}
-    for name, full in names.items():
-        last.setdefault(name.rsplit(".", 1)[-1], full)
-    sections = {name: prefix + name for name in schema.model_fields if name not in names}
-    candidates = last | names | sections
-    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {candidates[near[0]]!r}?"
-    return f"; known here: {', '.join(sorted(schema.model_fields))}"
-
-
-def dump(config: Frozen) -> dict[str, Any]:
-    """The resolved configuration as plain JSON types."""
-    return config.model_dump(mode="json")

@@ -21,6 +21,10 @@ class RunError(PlauditError):
     """A run folder that cannot be written, is in use already, or cannot be resumed."""
 
 
+class NonFinite(PlauditError):
+    """A loss, gradient or probability that is not a number; nothing was stepped."""
+
+
 class Interrupted(PlauditError):
     """Ctrl-C: what is done is saved; the message says how to go on."""
 

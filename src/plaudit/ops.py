@@ -7,6 +7,7 @@ here knows of models, configuration or devices.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,12 +15,35 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-KLEstimator = Literal["k1", "k2", "k3", "abs"]
+KLEstimator = Literal["k1", "k2", "k3", "abs", "full"]
+Reduction = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 
 
 def masked_mean(x: Float[Tensor, ...], mask: Bool[Tensor, ...]) -> Float[Tensor, ""]:
     """Mean of ``x`` over the true positions of ``mask``; 0 where there is none."""
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def mean_weights(
+    mask: Bool[Tensor, "B S"], reduction: Reduction = "token-mean", dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "B S"]:
+    """The matrix that turns a sum of per-token losses into their mean; 0 outside ``mask``.
+
+    ``token-mean`` weighs all true positions alike: the weights sum to 1 (to 0 where there is none).
+    ``seq-mean-token-sum`` and ``seq-mean-token-mean`` take the mean over rows of each row's sum, or mean.
+
+    Raises:
+        ValueError: the reduction has no such name.
+    """
+    chosen = mask.to(dtype)
+    match reduction:
+        case "token-mean":
+            return chosen / mask.sum().clamp(min=1)
+        case "seq-mean-token-sum":
+            return chosen / max(1, len(mask))
+        case "seq-mean-token-mean":
+            return chosen / mask.sum(1, keepdim=True).clamp(min=1) / max(1, len(mask))
+    raise ValueError(f"unknown reduction {reduction!r}: token-mean, seq-mean-token-sum or seq-mean-token-mean")
 
 
 def whiten(
@@ -49,16 +73,42 @@ def whiten(
     return torch.where(mask, scaled, 0.0) if reset else scaled
 
 
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and summed squared deviation of all that was seen so far."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merged(self, x: Float[Tensor, " B"]) -> Moments:
+        """With ``x`` seen too. Chan, Golub & LeVeque 1979."""
+        x = x.double()
+        n, mean = len(x), float(x.mean())
+        count = self.count + n
+        shift = mean - self.mean
+        squares = self.squares + float((x - mean).square().sum()) + shift**2 * self.count * n / count
+        return Moments(count, self.mean + shift * n / count, squares)
+
+    def normalise(self, x: Float[Tensor, " B"], eps: float = 1e-8) -> Float[Tensor, " B"]:
+        """(x − mean) / √(variance + eps), by the biased variance."""
+        deviation: float = (self.squares / max(1.0, self.count) + eps) ** 0.5
+        return (x - self.mean) / deviation
+
+    def tensor(self) -> Float[Tensor, " 3"]:
+        return torch.tensor([self.count, self.mean, self.squares], dtype=torch.float64)
+
+
 def kl_estimate(
     logprobs: Float[Tensor, "*n"], ref_logprobs: Float[Tensor, "*n"], estimator: KLEstimator = "k1"
 ) -> Float[Tensor, "*n"]:
     """Per-token estimate of KL(pi ‖ pi_ref) from the sampled token, d = logprobs − ref_logprobs, in nats.
 
     k1 = d (unbiased, may be negative), k2 = d²/2, k3 = e^(−d) − 1 + d (unbiased, never negative), abs = |d|.
-    Schulman 2020, "Approximating KL divergence".
+    Schulman 2020, "Approximating KL divergence". The exact sum (``full``) needs both distributions: :func:`full_kl`.
 
     Raises:
-        ValueError: the estimator has no such name.
+        ValueError: the estimator has no such name, or is no function of the sampled token.
     """
     d = logprobs - ref_logprobs
     match estimator:
@@ -70,7 +120,31 @@ def kl_estimate(
             return torch.expm1(-d) + d
         case "abs":
             return d.abs()
-    raise ValueError(f"unknown KL estimator {estimator!r}: one of k1, k2, k3, abs")
+    raise ValueError(f"no KL estimator of the sampled token: {estimator!r}; one of k1, k2, k3, abs")
+
+
+def full_kl(logits: Float[Tensor, "N V"], ref_logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """KL(pi ‖ pi_ref) of each row, the exact sum over the vocabulary, in nats. A token of probability 0 adds 0."""
+    logp, ref_logp = torch.log_softmax(logits.float(), -1), torch.log_softmax(ref_logits.float(), -1)
+    # two tokens that can be drawn by neither differ by −inf − (−inf); their share of the sum is 0
+    return (logp.exp() * (logp - ref_logp).masked_fill(logp.isneginf(), 0.0)).sum(-1)
+
+
+def kl_loss(
+    logprobs: Float[Tensor, "*n"],
+    old_logprobs: Float[Tensor, "*n"],
+    ref_logprobs: Float[Tensor, "*n"],
+    estimator: KLEstimator = "k1",
+) -> Float[Tensor, "*n"]:
+    """A per-token KL term to be added to a loss: the value of ``estimator``, the gradient of the KL itself.
+
+    ∇KL(pi ‖ pi_ref) = E_pi[d ∇log pi] with d = log pi − log pi_ref (the score-function identity), and under the
+    sampling policy each token weighs by ρ = pi / pi_old. Differentiating an estimator instead is wrong for most of
+    them: k1 gives ∇log pi, whose mean is 0, and k3 the gradient of the reverse KL.
+    """
+    value = kl_estimate(logprobs.detach(), ref_logprobs, estimator)
+    slope = torch.exp(logprobs.detach() - old_logprobs) * (logprobs.detach() - ref_logprobs)
+    return value + slope * (logprobs - logprobs.detach())
 
 
 def sequence_kl(
@@ -80,7 +154,12 @@ def sequence_kl(
     estimator: KLEstimator = "k1",
 ) -> Float[Tensor, " B"]:
     """Summed KL estimate of each response, in nats."""
-    return torch.where(mask, kl_estimate(logprobs, ref_logprobs, estimator), 0.0).sum(1)
+    return masked_sum(kl_estimate(logprobs, ref_logprobs, estimator), mask)
+
+
+def masked_sum(x: Float[Tensor, "B S"], mask: Bool[Tensor, "B S"]) -> Float[Tensor, " B"]:
+    """Each row's sum over the true positions of ``mask``."""
+    return torch.where(mask, x, 0.0).sum(1)
 
 
 def last_true(mask: Bool[Tensor, "B S"]) -> Bool[Tensor, "B S"]:
@@ -148,6 +227,134 @@ def gae(
         advantages[:, t] = torch.where(chosen, running, 0.0)
         next_values = torch.where(chosen, values[:, t], next_values)
     return advantages, torch.where(mask, advantages + values, 0.0)
+
+
+def n_step(
+    rewards: Float[Tensor, "B S"],
+    values: Float[Tensor, "B S"],
+    mask: Bool[Tensor, "B S"],
+    *,
+    n: int,
+    gamma: float = 1.0,
+    bootstrap: Float[Tensor, " B"] | None = None,
+) -> tuple[Float[Tensor, "B S"], Float[Tensor, "B S"]]:
+    """n-step advantages and returns, (advantages, returns), both 0 outside ``mask``.
+
+    R_t = Σ_{i<n} γ^i r_{t+i} + γ^n V(s_{t+n});  A_t = R_t − V(s_t). A response with fewer than n tokens left is summed
+    to its end, and ``bootstrap`` (B,) stands for V after it (0 where it is None), as in :func:`gae`. n = 1 is GAE with
+    λ = 0; n at least the response's length is λ = 1. Sutton & Barto 2018, equation 7.1.
+
+    Raises:
+        ValueError: n is not positive.
+    """
+    if n < 1:
+        raise ValueError(f"n-step advantages need n of at least 1, not {n}")
+    n = min(n, rewards.shape[1])
+    # The chosen positions of each row move to its front, so that t + n is n chosen tokens on, and back at the end.
+    order = torch.argsort((~mask).int(), dim=1, stable=True)
+    chosen = mask.gather(1, order)
+    r = torch.where(chosen, rewards.gather(1, order), 0.0)
+    v = torch.where(chosen, values.gather(1, order), 0.0)
+    if bootstrap is not None:
+        r = r + torch.where(last_true(chosen), gamma * bootstrap[:, None], 0.0)
+    width = r.shape[1]
+    padded = torch.nn.functional.pad(r, (0, n))
+    total = torch.zeros_like(r)
+    for i in reversed(range(n)):
+        total = padded[:, i : i + width] + gamma * total
+    total = total + gamma**n * torch.nn.functional.pad(v, (0, n))[:, n : n + width]
+    returns = torch.zeros_like(rewards).scatter(1, order, torch.where(chosen, total, 0.0))
+    return torch.where(mask, returns - values, 0.0), returns
+
+
+def discounted_sums(
+    rewards: Float[Tensor, "B S"],
+    mask: Bool[Tensor, "B S"],
+    *,
+    gamma: float = 1.0,
+    bootstrap: Float[Tensor, " B"] | None = None,
+) -> Float[Tensor, "B S"]:
+    """Σ_{i≥0} γ^i r_{t+i} over the chosen tokens from t on, continued by ``bootstrap`` (B,); 0 outside ``mask``."""
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0, bootstrap=bootstrap)[1]
+
+
+def _groups(scores: Float[Tensor, " B"], size: int) -> Float[Tensor, "G K"]:
+    if size < 2 or len(scores) % size:
+        raise ValueError(f"groups of {size} need 2 answers each or more, and whole groups, not {len(scores)} rows")
+    return scores.view(-1, size)
+
+
+def leave_one_out(scores: Float[Tensor, " B"], group_size: int) -> Float[Tensor, " B"]:
+    """Each score minus the mean of the others in its group of ``group_size`` adjacent rows. Kool et al. 2019 (RLOO).
+
+    Raises:
+        ValueError: groups of one, or rows that do not make whole groups.
+    """
+    groups = _groups(scores, group_size)
+    others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others).flatten()
+
+
+def group_normalised(scores: Float[Tensor, " B"], group_size: int, eps: float = 1e-8) -> Float[Tensor, " B"]:
+    """(score − mean) / √(variance + eps) within each group of adjacent rows, variance by N − 1; 0 where all are equal.
+
+    Shao et al. 2024 (GRPO), section 4.1.
+
+    Raises:
+        ValueError: as for :func:`leave_one_out`.
+    """
+    groups = _groups(scores, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    # equal scores may differ from their own mean by rounding, which the division would blow up
+    centred = torch.where(equal_groups(scores, group_size)[:, None], 0.0, centred)
+    return (centred * (groups.var(1, keepdim=True) + eps).rsqrt()).flatten()
+
+
+def equal_groups(scores: Float[Tensor, " B"], group_size: int) -> Bool[Tensor, " G"]:
+    """Which groups of adjacent rows have one score throughout, and so teach nothing."""
+    groups = _groups(scores, group_size)
+    return (groups == groups[:, :1]).all(1)
+
+
+def dense_rewards(prefix_scores: Float[Tensor, "B S"], mask: Bool[Tensor, "B S"]) -> Float[Tensor, "B S"]:
+    """r(t): what each chosen token changes in the score of the prefix that it ends; 0 outside ``mask``.
+
+    ``prefix_scores[b, s]`` is the score of the row up to and with token s. The first token is paid its prefix's whole
+    score, so that a row's rewards sum to the score of its last prefix.
+    """
+    at = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), -1)
+    before = torch.nn.functional.pad(at.cummax(1).values, (1, 0), value=-1)[:, :-1]
+    previous = torch.where(before >= 0, prefix_scores.gather(1, before.clamp(min=0)), 0.0)
+    return torch.where(mask, prefix_scores - previous, 0.0)
+
+
+def penalise(
+    scores: Float[Tensor, " B"],
+    terminated: Bool[Tensor, " B"],
+    lengths: Int[Tensor, " B"],
+    *,
+    truncation: Literal["subtract", "replace"] = "subtract",
+    truncation_penalty: float = 0.0,
+    length_penalty: float = 0.0,
+) -> Float[Tensor, " B"]:
+    """Scores after the price of being cut and of length.
+
+    ``truncation``: of an answer that did not end itself, ``truncation_penalty`` is taken off (``subtract``), or the
+    score becomes −``truncation_penalty`` (``replace``). ``length_penalty`` is taken off for each of the ``lengths``
+    tokens.
+    """
+    cut = scores - truncation_penalty if truncation == "subtract" else torch.full_like(scores, -truncation_penalty)
+    return torch.where(terminated, scores, cut) - length_penalty * lengths
+
+
+def truncated_importance(
+    logprobs: Float[Tensor, "*n"], engine_logprobs: Float[Tensor, "*n"], cap: float
+) -> Float[Tensor, "*n"]:
+    """min(cap, π_trainer / π_engine) of the sampled token: corrects for an engine whose numbers differ a little.
+
+    Ionides 2008, truncated importance sampling; both are taken under the version that sampled.
+    """
+    return torch.exp(logprobs - engine_logprobs).clamp(max=cap)
 
 
 def importance_ratio(
@@ -236,10 +443,20 @@ def logprobs_of(logits: Float[Tensor, "N V"], chosen: Tensor) -> Float[Tensor, "
 
 
 def bradley_terry(
-    chosen: Float[Tensor, "*n"], rejected: Float[Tensor, "*n"], margin: Float[Tensor, "*n"] | float = 0.0
+    chosen: Float[Tensor, "*n"],
+    rejected: Float[Tensor, "*n"],
+    margin: Float[Tensor, "*n"] | float = 0.0,
+    target: Float[Tensor, "*n"] | float = 1.0,
 ) -> Float[Tensor, "*n"]:
-    """−log σ(r_w − r_l − m) per pair. Bradley & Terry 1952; Ouyang et al. 2022, equation 1."""
-    return -logsigmoid(chosen - rejected - margin)
+    """−t log σ(d) − (1 − t) log σ(−d) per pair, d = r_w − r_l − m.
+
+    ``target`` t is the probability that the chosen one is the better: 1 where people are sure, ½ a tie, 1 − ε under
+    label smoothing. Bradley & Terry 1952; Ouyang et al. 2022, equation 1.
+    """
+    d = chosen - rejected - margin
+    if isinstance(target, float) and target == 1.0:
+        return -logsigmoid(d)
+    return -target * logsigmoid(d) - (1 - target) * logsigmoid(-d)
 
 
 def every_token_loss(
@@ -265,20 +482,36 @@ def every_token_loss(
     return losses.sum(1) / compared.sum(1)
 
 
-def pairwise_ranking_loss(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> Float[Tensor, " B"]:
-    """Sum over the pairs a row wins of their Bradley–Terry loss; ``preferred[i, j]`` says that row i beats row j."""
-    losses = bradley_terry(scores[:, None].expand_as(preferred), scores[None, :].expand_as(preferred))
-    return torch.where(preferred, losses, 0.0).sum(1)
+def pairwise_ranking_loss(
+    scores: Float[Tensor, " B"],
+    pairs: Bool[Tensor, "B B"],
+    margin: Float[Tensor, "B B"] | float = 0.0,
+    target: Float[Tensor, "B B"] | float = 1.0,
+) -> Float[Tensor, " B"]:
+    """Sum over a row's pairs of their Bradley–Terry loss; ``pairs[i, j]`` says that row i stands against row j."""
+    losses = bradley_terry(scores[:, None].expand_as(pairs), scores[None, :].expand_as(pairs), margin, target)
+    return torch.where(pairs, losses, 0.0).sum(1)
 
 
 def averaged_losers_loss(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> Float[Tensor, " B"]:
-    """−log σ(r_w − mean_j r_lj) of every row that wins, times its number of losers; 0 for a row that beats none.
-
-    The factor makes it weigh like :func:`pairwise_ranking_loss`, whose pairs it replaces by one.
-    """
+    """−log σ(r_w − mean_j r_lj) of every row that wins; 0 for a row that beats none. ``preferred[i, j]``: i beats j."""
     losers = preferred.sum(1)
     mean_loser = (preferred * scores[None, :]).sum(1) / losers.clamp(min=1)
-    return torch.where(losers > 0, losers * bradley_terry(scores, mean_loser), 0.0)
+    return torch.where(losers > 0, bradley_terry(scores, mean_loser), 0.0)
+
+
+def plackett_luce_loss(
+    scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"], rivals: Bool[Tensor, "B B"]
+) -> Float[Tensor, " B"]:
+    """−log of the probability that a row is drawn first from itself and its ``rivals``; 0 for a row that beats none.
+
+    With the rows placed no better as rivals this is Plackett–Luce: the sum over a ranking is its −log-likelihood,
+    places drawn one after the other. With all rows of the comparison as rivals it is the softmax of one pick. Plackett
+    1975; Luce 1959.
+    """
+    among = rivals | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    total = torch.where(among, scores[None, :], -torch.inf).logsumexp(1)
+    return torch.where(preferred.any(1), total - scores, 0.0)
 
 
 def ranking_accuracy(scores: Float[Tensor, " B"], preferred: Bool[Tensor, "B B"]) -> Float[Tensor, " B"]:

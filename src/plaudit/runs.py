@@ -8,13 +8,14 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from plaudit import checkpoint
-from plaudit.config import RunConfig, dump
+from plaudit.config import RunConfig
 from plaudit.errors import RunError
+from plaudit.schema import dump
 from plaudit.tracking import JsonlTracker, TensorBoardTracker, Tracker
 
 PACKAGES = ("plaudit", "torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "scikit-learn")
@@ -94,6 +95,10 @@ class Run:
             if len(kept) < len(lines):
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
                 _atomic(self.folder / name, text)
+
+    def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Named tensors that are made at the run's start and kept: a resumed run reads what the first start made."""
+        return checkpoint.once(self.folder / f"{name}.safetensors", make)
 
     def save_checkpoint(self, step: int, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
         checkpoint.save(self.folder / "checkpoints", step, tensors, meta)

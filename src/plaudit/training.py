@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from plaudit import device as devices
-from plaudit.errors import Interrupted
-from plaudit.learner import Learner, Loss, NonFinite
+from plaudit.errors import Interrupted, NonFinite
+from plaudit.learner import Learner, Loss
 from plaudit.progress import Bar, graceful
 from plaudit.runs import Run
 from plaudit.types import Sequences

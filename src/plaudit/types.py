@@ -19,8 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from plaudit import ops
+
 #: Fields whose second axis is the token axis; they are cut and padded together.
-TOKEN_AXIS = frozenset({"tokens", "mask", "features", "logprobs", "values", "advantages", "returns"})
+TOKEN_AXIS = frozenset({"tokens", "mask", "features", "logprobs", "values", "advantages", "returns"}) | {
+    *("value_mask", "ref_hidden", "ref_logprobs", "importance")
+}
 
 
 @dataclass(frozen=True)
@@ -127,17 +131,30 @@ class Sequences(Rows):
             start += count
 
 
-def mean_weights(mask: Bool[Tensor, "B S"]) -> Float[Tensor, "B S"]:
-    """The matrix that turns a sum into the mean over the true positions of ``mask``: sums to 1, or to 0 if none is."""
-    return mask.float() / mask.sum().clamp(min=1)
+@dataclass(frozen=True)
+class Weights(Rows):
+    """What each place of a batch counts in a mean, f32 (B, S) or (B,): a sum of values times these is the mean, however
+    the rows are divided. ``main`` is for the loss, ``of_values`` for a value loss, ``places`` for what is measured."""
+
+    main: Float[Tensor, B * S]
+    of_values: Float[Tensor, B * S]
+    places: Float[Tensor, B * S]
+
+    @classmethod
+    def alike(cls, weights: Float[Tensor, B * S]) -> Self:
+        return cls(weights, weights, weights)
+
+    def cut(self, width: int) -> Self:
+        """Without the columns from ``width`` on, where there are columns."""
+        return replace(self, **{n: v[:, :width] for n, v in self._tensors().items() if v.dim() == 2})
 
 
 @dataclass(frozen=True)
 class Demonstrations(Sequences):
     """SFT rows: ``mask`` marks the supervised targets."""
 
-    def weights(self) -> Float[Tensor, "B S"]:
-        return mean_weights(self.mask)
+    def weights(self) -> Weights:
+        return Weights.alike(ops.mean_weights(self.mask))
 
 
 @dataclass(frozen=True)
@@ -156,7 +173,28 @@ class Rollout(Sequences):
     def text_end(self) -> Int[Tensor, " B"]:
         # A score is a function of the text, and the end token is no part of the text: the same answer scores the same
         # here, in reward-model training, on the command line and in the exported model.
-        return self.lengths - 1 - self.terminated.long()
+        at = torch.arange(self.mask.shape[1], device=self.mask.device)
+        return torch.where(self.mask, at, -1).amax(1) - self.terminated.long()
+
+    def text_mask(self) -> Bool[Tensor, "B S"]:
+        """The chosen tokens that are text: all but the end token."""
+        return self.mask & ~(ops.last_true(self.mask) & self.terminated[:, None])
+
+    def fed(self, more: Int[Tensor, " B"], token: int) -> Self:
+        """The same rows with ``token`` fed ``more`` times after each, which the policy did not choose.
+
+        Features are left out: they are to be computed anew, with those of an end token, which sampling never read.
+        """
+        lengths = self.lengths + more
+        wide = self.widen(int(lengths.max()))
+        at = torch.arange(wide.tokens.shape[1], device=wide.tokens.device)
+        added = (at >= self.lengths[:, None]) & (at < lengths[:, None])
+        tokens = torch.where(added, token, wide.tokens)
+        return replace(wide, tokens=tokens, lengths=lengths, features=wide.features[:, :, :0])
+
+    def real(self) -> Bool[Tensor, "B S"]:
+        """The positions that a row has: all but its padding."""
+        return torch.arange(self.tokens.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
     def response_ids(self, row: int) -> list[int]:
         """Token ids of one answer, without its end token."""
@@ -169,24 +207,49 @@ class Rollout(Sequences):
 
 
 @dataclass(frozen=True)
+class Compared(Sequences):
+    """Rows with the final hidden states (B, S, R) that the reference has for them."""
+
+    ref_hidden: Float[Tensor, "B S R"]
+
+
+@dataclass(frozen=True)
 class Experience(Sequences):
     """A rollout with everything an update needs; every field is fixed before the first epoch.
 
-    ``logprobs``: log pi_old at the sampling temperature, from the trainer's own network in evaluation mode.
+    ``logprobs``: log pi_old, from the trainer's own network in evaluation mode, under the version that sampled.
+    ``value_mask``: where the value loss is taken. ``importance``: what a token's policy loss weighs for the gap between
+    engine and trainer, 1 where it is not corrected. ``ref_hidden`` (B, S, R): the reference's final hidden states,
+    where an exact KL in the loss needs its distribution; R = 0 otherwise. ``version`` i64 (B,): the policy that
+    sampled.
     """
 
+    value_mask: Bool[Tensor, "B S"]
     logprobs: Float[Tensor, "B S"]
+    ref_logprobs: Float[Tensor, "B S"]
+    importance: Float[Tensor, "B S"]
     values: Float[Tensor, "B S"]
     advantages: Float[Tensor, "B S"]
     returns: Float[Tensor, "B S"]
+    ref_hidden: Float[Tensor, "B S R"]
+    version: Int[Tensor, " B"]
+    reduction: ops.Reduction = "token-mean"
 
     @classmethod
-    def of(cls, rollout: Rollout, **computed: Tensor) -> Experience:
-        base = {name: getattr(rollout, name) for name in ("tokens", "mask", "lengths", "features")}
-        return cls(**base, **computed)
+    def of(cls, rollout: Rollout, **computed: Any) -> Experience:
+        """A rollout with what was computed for it; what is not given is as if it were not asked for."""
+        base = {name: getattr(rollout, name) for name in ("tokens", "mask", "lengths", "features", "version")}
+        plain = {
+            "value_mask": rollout.mask,
+            "ref_logprobs": torch.zeros_like(rollout.logprobs),
+            "importance": torch.ones_like(rollout.logprobs),
+            "ref_hidden": rollout.features[:, :, :0],
+        }
+        return cls(**base, **plain | computed)
 
-    def weights(self) -> Float[Tensor, "B S"]:
-        return mean_weights(self.mask)
+    def weights(self) -> Weights:
+        main, of_values = ops.mean_weights(self.mask, self.reduction), ops.mean_weights(self.value_mask)
+        return Weights(main, of_values, ops.mean_weights(self.mask))
 
 
 @dataclass(frozen=True)
@@ -230,28 +293,58 @@ class Preference:
 class RankedAnswers(Sequences):
     """Reward-model rows: the answers of several comparisons, each comparison's rows adjacent.
 
-    ``group`` i64 (B,): which comparison a row belongs to. ``rank`` i64 (B,): its place there, 0 the best.
+    ``group`` i64 (B,): which comparison a row belongs to. ``rank`` i64 (B,): its place there, 0 the best. ``margin``
+    and ``certainty`` f32 (B,), the same for all rows of a comparison: by how much scores should differ, and how sure it
+    is that the better placed is the better. ``ties``: whether equal places say something (that the scores be equal).
     """
 
     group: Int[Tensor, " B"]
     rank: Int[Tensor, " B"]
+    margin: Float[Tensor, " B"]
+    certainty: Float[Tensor, " B"]
+    ties: bool = False
+
+    @classmethod
+    def pack(cls, rows: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], **extra: Any) -> Self:
+        """As for :class:`Sequences`; margins are 0 and comparisons certain unless said otherwise."""
+        plain = {"margin": torch.zeros(len(rows)), "certainty": torch.ones(len(rows))}
+        return super().pack(rows, masks, **plain | extra)
 
     def preferred(self) -> Bool[Tensor, "B B"]:
         """[i, j] is true where rows i and j answer the same question and i is placed before j."""
-        return (self.group[:, None] == self.group[None, :]) & (self.rank[:, None] < self.rank[None, :])
+        return self.together() & (self.rank[:, None] < self.rank[None, :])
 
-    def weights(self) -> Float[Tensor, " B"]:
-        """What one pair of a row's comparison counts: comparisons share the batch by their answers, pairs evenly."""
-        nothing = torch.zeros(len(self), device=self.group.device)
-        pairs = nothing.index_add(0, self._dense_group(), self.preferred().sum(1).float())
-        sizes = nothing.index_add(0, self._dense_group(), torch.ones_like(nothing))
-        share = torch.where(pairs > 0, sizes, 0.0)
-        weight = share / share.sum().clamp(min=1) / pairs.clamp(min=1)
-        return weight[self._dense_group()]
+    def together(self) -> Bool[Tensor, "B B"]:
+        """[i, j] is true where rows i and j answer the same question, i being no other than j included."""
+        return self.group[:, None] == self.group[None, :]
 
-    def _dense_group(self) -> Int[Tensor, " B"]:
-        dense: Tensor = torch.unique(self.group, return_inverse=True)[1]
-        return dense
+    def pairs(self) -> Bool[Tensor, "B B"]:
+        """[i, j] is true where i stands against j: placed before it, or beside it where ties say something."""
+        pairs = self.preferred()
+        if self.ties:
+            above = torch.ones_like(pairs).triu(1)
+            pairs = pairs | (self.together() & above & (self.rank[:, None] == self.rank[None, :]))
+        return pairs
+
+    def targets(self, smoothing: float = 0.0) -> Float[Tensor, "B B"]:
+        """[i, j]: the probability that i is better than j, for the pairs; label smoothing moves it towards ½."""
+        sure = self.certainty[:, None].expand(len(self), len(self))
+        target = torch.where(self.rank[:, None] == self.rank[None, :], 0.5, sure)
+        return target * (1 - smoothing) + (1 - target) * smoothing
+
+    def averaged(self, sums: Float[Tensor, " B"], terms: Tensor) -> Float[Tensor, " B"]:
+        """Each row's part of its comparison's mean, from the sum over the row's ``terms`` (B,): its pairs or places."""
+        return sums / (self.together().float() @ terms.float()).clamp(min=1)
+
+    def weights(self) -> Weights:
+        """Each row has its comparison's share of the batch: comparisons that say anything share it by their answers.
+
+        A loss gives a row its part of the comparison's mean, so that the sum over rows is the mean over the batch.
+        """
+        together = self.together()
+        ordered = (together & self.pairs().any(1)[None, :]).any(1)
+        size = torch.where(ordered, together.sum(1), 0).float()
+        return Weights.alike(size / ordered.sum().clamp(min=1))
 
     def micro_batches(self, token_budget: int) -> Iterator[Int[Tensor, " N"]]:
         """Whole comparisons at a time: a pair's loss needs both its rows."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plaudit import ops
-from plaudit.conventions import PRESETS, Hyper, assign_credit, losses
+from plaudit.conventions import PRESETS, Hyper, Positions, assign_credit, losses
 from plaudit.errors import DataError
 
 Case = dict[str, Any]
@@ -109,17 +109,18 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _step(case: Case) -> Pairs:
-    conventions = PRESETS[case["system"]]
+    preset = PRESETS[case["system"]]
+    conventions = preset.conventions
     known = {f.name for f in fields(Hyper)}
     if unknown := case["hyper"].keys() - known:
         raise ValueError(f"hyper.{min(unknown)} is unknown; known are {', '.join(sorted(known))}")
-    hyper = replace(conventions.hyper, **case["hyper"])
+    hyper = replace(preset.hyper, **case["hyper"])
     x = {name: _tensor(values) for name, values in case["inputs"].items()}
-    mask = torch.arange(x["logprobs"].shape[1]) < torch.tensor(case["response_lengths"])[:, None]
-    credit = assign_credit(conventions, hyper, x["scores"], x["logprobs"], x["ref_logprobs"], x["values"], mask)
-    loss = losses(conventions, hyper, credit, x["new_logprobs"], x["new_values"], x["logprobs"], x["values"], mask)
+    rows = Positions.whole(torch.arange(x["logprobs"].shape[1]) < torch.tensor(case["response_lengths"])[:, None])
+    credit = assign_credit(conventions, hyper, x["scores"], x["logprobs"], x["ref_logprobs"], x["values"], rows)
+    loss = losses(conventions, hyper, credit, x["new_logprobs"], x["new_values"], x["logprobs"], x["values"], rows)
     # ziegler19 whitens in place, so the rewards it reports are the whitened ones
-    rewards = credit.whitened_rewards if conventions.name == "ziegler19" else credit.token_rewards
+    rewards = credit.whitened_rewards if conventions.preset == "ziegler19" else credit.token_rewards
     computed = {
         "token_rewards": rewards,
         "advantages": credit.advantages,

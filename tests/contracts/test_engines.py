@@ -113,7 +113,7 @@ def test_sampling_follows_the_distribution(vocabulary: int):
     """Chi-square over 20,000 draws: within 3.5 standard deviations above its mean, the degrees of freedom."""
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)).repeat(20000, 1)
     uniform = torch.rand(20000, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample(logits, uniform, 0.7)
+    tokens, logprobs = sample(logits / 0.7, uniform)
     expected = torch.softmax(logits[0] / 0.7, -1)
     counts = torch.bincount(tokens, minlength=vocabulary)
     freedom = vocabulary - 1
@@ -126,5 +126,5 @@ def test_sampling_follows_the_distribution(vocabulary: int):
 def test_an_impossible_token_is_never_drawn(vocabulary: int):
     logits = torch.full((1, vocabulary), float("-inf"))
     logits[0, [1, 3]] = 0.0
-    tokens, _ = sample(logits.repeat(4, 1), torch.tensor([0.0, 0.5, 0.9999999, 1.0]), 1.0)
+    tokens, _ = sample(logits.repeat(4, 1), torch.tensor([0.0, 0.5, 0.9999999, 1.0]))
     assert set(tokens.tolist()) <= {1, 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from plaudit.algorithms import ppo
 from plaudit.config import ArrangementConfig, OptimizerConfig, PPOConfig, SamplingConfig
 from plaudit.errors import ModelError
 from plaudit.learner import Learner, Scorer
-from plaudit.models.arrangements import RewardParts, arrange
+from plaudit.models.arrangements import CriticStart, RewardParts, arrange
 from plaudit.models.network import scalar_head, text_scores, token_logprobs, token_values
 from plaudit.models.stack import blocks_of
 from plaudit.rollout.local import LocalEngine
@@ -30,7 +31,11 @@ def _reward(model) -> RewardParts:
 def _made(family: str, kind: str, critic_from: str = "actor"):
     model = build(family, seed=0)
     config = ArrangementConfig(kind=kind, blocks=1)
-    return model, arrange(model, _reward(model), config, critic_from)
+    return model, arrange(model, _reward(model), config, CriticStart(critic_from))
+
+
+def _actor_loss(made):
+    return ppo.actor_loss(PPOConfig(), made.reference.language, ppo.State(), ppo.Own())
 
 
 def _judged(family: str, kind: str) -> dict[str, torch.Tensor]:
@@ -52,10 +57,10 @@ def _judged(family: str, kind: str) -> dict[str, torch.Tensor]:
         "scores": Scorer(made.reward).evaluate(rollout, text_scores),
     }
     for name, network, loss in (
-        ("policy", made.actor, ppo.actor_loss(PPOConfig())),
+        ("policy", made.actor, _actor_loss(made)),
         ("value", made.critic, ppo.critic_loss(PPOConfig())),
     ):
-        out[f"{name}_loss"] = (loss(network(experience), experience)[0] * experience.weights()).sum().detach()
+        out[f"{name}_loss"] = loss(network(experience), experience, experience.weights())[0].detach()
     return out
 
 
@@ -74,7 +79,7 @@ def test_frozen_trunk_trains_exactly_the_top_blocks():
     rollout = made.prepare(LocalEngine(model, [1]).generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=0))
     noise = torch.randn(rollout.mask.shape, generator=torch.Generator().manual_seed(0))
     experience = Experience.of(rollout, logprobs=noise, values=noise, advantages=noise, returns=noise)
-    Learner(made.actor, OptimizerConfig(learning_rate=0.1), 1).step(experience, ppo.actor_loss(PPOConfig()))
+    Learner(made.actor, OptimizerConfig(learning_rate=0.1), 1).step(experience, _actor_loss(made))
     Learner(made.critic, OptimizerConfig(learning_rate=0.1), 1).step(experience, ppo.critic_loss(PPOConfig()))
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     last = len(blocks_of(model.base_model)[1]) - 1
@@ -97,7 +102,7 @@ def test_an_update_of_the_actor_leaves_the_reference_and_the_reward_model(kind: 
         )
 
     before = seen()
-    loss = ppo.joint_loss(PPOConfig()) if made.joint else ppo.actor_loss(PPOConfig())
+    loss = ppo.joint_loss(PPOConfig(), _actor_loss(made)) if made.joint else _actor_loss(made)
     Learner(made.actor, OptimizerConfig(learning_rate=0.01), 1).step(experience, loss)
     after = seen()
     assert not torch.allclose(before[0], after[0], atol=1e-4)
@@ -120,13 +125,16 @@ def test_roles_with_different_lower_blocks_cannot_share_a_trunk():
     model = build("llama", seed=0)
     other = RewardParts(build("llama", seed=1).base_model, scalar_head(torch.zeros(1, model.config.hidden_size)))
     with pytest.raises(ModelError, match="separate"):
-        arrange(model, other, ArrangementConfig(kind="frozen_trunk", blocks=1), "actor")
+        arrange(model, other, ArrangementConfig(kind="frozen_trunk", blocks=1), CriticStart("actor"))
 
 
 def test_bfloat16_products_leave_the_first_ratio_at_one():
     model = build("llama", seed=0)
     made = arrange(
-        model, _reward(model), ArrangementConfig(kind="frozen_trunk", blocks=1, precision="bfloat16"), "actor"
+        model,
+        _reward(model),
+        ArrangementConfig(kind="frozen_trunk", blocks=1, precision="bfloat16"),
+        CriticStart("actor"),
     )
     engine = LocalEngine(model, [1], trunk=made.trunk, head=made.head)
     rollout = made.prepare(engine.generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=0))
@@ -134,4 +142,24 @@ def test_bfloat16_products_leave_the_first_ratio_at_one():
     again = Scorer(made.actor, token_budget=8).evaluate(rollout, token_logprobs)
     assert torch.allclose(logprobs, again, atol=1e-5)
     assert torch.allclose(logprobs, rollout.logprobs, atol=0.02)
-    assert made.critic.stack.low and not made.actor.stack.low and not made.reference.stack.low
+    with torch.enable_grad():
+        trained = token_logprobs(made.actor(rollout), rollout)
+    assert torch.allclose(trained.detach(), logprobs, atol=1e-5)
+    assert made.critic.stack.low and not made.reference.stack.low
+
+
+def test_gradients_from_bfloat16_products_are_those_of_float32_but_for_rounding():
+    gradients = []
+    for precision in ("float32", "bfloat16"):
+        made = arrange(
+            build("llama", seed=0), None, ArrangementConfig(blocks=1, precision=precision), CriticStart("actor")
+        )
+        rollout = made.prepare(LocalEngine(build("llama", seed=0), [1]).generate(PROMPTS, SamplingConfig(), seed=0))
+        features = torch.randn(*rollout.features.shape, generator=torch.Generator().manual_seed(0))
+        rows = replace(rollout, features=features)
+        (token_logprobs(made.actor(rows), rows) * rows.mask).sum().backward()
+        gradients.append({n: p.grad for n, p in made.actor.named_parameters() if p.grad is not None})
+    exact, low = gradients
+    assert exact.keys() == low.keys() and len(exact) > 5
+    for name, expected in exact.items():
+        assert (low[name] - expected).norm() < 0.02 * expected.norm(), name

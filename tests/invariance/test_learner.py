@@ -11,8 +11,9 @@ from families import build
 
 from plaudit.algorithms.reward import ranking_loss
 from plaudit.algorithms.sft import sft_loss
-from plaudit.config import OptimizerConfig
-from plaudit.learner import Learner, NonFinite, Scorer
+from plaudit.config import OptimizerConfig, RewardConfig
+from plaudit.errors import NonFinite
+from plaudit.learner import Learner, Scorer, weighted
 from plaudit.models.network import LanguageHead, Network, scalar_head, text_scores, token_logprobs, token_values
 from plaudit.models.stack import WholeStack
 from plaudit.types import Demonstrations, RankedAnswers
@@ -58,10 +59,10 @@ def test_a_mean_is_over_all_tokens_not_over_micro_batches():
     rows = Demonstrations.pack([[2, 3], [2, 3, 4, 5]], [[False, True], [False, True, True, True]])
     fixed = torch.tensor([[0.0, 4.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]])
 
-    def loss(outputs, part):
+    def loss(outputs, part, weights):
         row = 1 if part.tokens.shape[1] == 4 else 0
         losses = fixed[row : row + 1, : part.tokens.shape[1]] + 0.0 * token_logprobs(outputs, part)
-        return losses, {"mean": losses}
+        return (losses * weights.main).sum(), weighted({"mean": losses}, weights.places)
 
     learner = Learner(_network(), OptimizerConfig(micro_batch_tokens=4), 1)
     metrics = learner.step(rows, loss)
@@ -81,7 +82,7 @@ def test_ranking_steps_do_not_depend_on_the_cut():
     for budget in (1, 10_000):
         network = _network()
         config = OptimizerConfig(learning_rate=1e-2, eps=1e-4, micro_batch_tokens=budget)
-        Learner(network, config, 1).step(rows, ranking_loss("pairwise"))
+        Learner(network, config, 1).step(rows, ranking_loss(RewardConfig()))
         results.append(network.state_dict())
     assert all(torch.allclose(results[0][k], results[1][k], atol=1e-6) for k in results[0])
 
@@ -111,8 +112,8 @@ def test_a_loss_that_is_no_number_steps_nothing():
     learner.step(_rows(), sft_loss)
     before = copy.deepcopy(network.state_dict())
 
-    def broken(outputs, rows):
-        return token_logprobs(outputs, rows) * math.nan, {}
+    def broken(outputs, rows, weights):
+        return token_logprobs(outputs, rows).sum() * math.nan, {}
 
     with pytest.raises(NonFinite, match="step 2"):
         learner.step(_rows(), broken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def log_sigmoid(x: float) -> float:
 def ranked(groups: list[int], ranks: list[int]) -> RankedAnswers:
     rows = [[5, 6]] * len(groups)
     return RankedAnswers.pack(rows, [[True, True]] * len(groups), group=torch.tensor(groups), rank=torch.tensor(ranks))
+
+
+def mean(rows: RankedAnswers, sums: torch.Tensor, terms: torch.Tensor) -> float:
+    return float((rows.averaged(sums, terms) * rows.weights().main).sum())
 
 
 def test_bradley_terry_at_equal_scores_is_log_two():
@@ -55,11 +60,11 @@ def test_a_margin_of_another_shape_is_refused_not_broadcast_to_a_matrix():
 
 
 def test_averaged_losers_hand_computed():
-    """Winner 1, losers 0 and −1: −log σ(1 − (−½)) = 0.201413, counted once for each of the two losers."""
+    """Winner 1, losers 0 and −1: −log σ(1 − (−½)) = 0.201413."""
     rows = ranked([0, 0, 0], [0, 1, 1])
     losses = ops.averaged_losers_loss(torch.tensor([1.0, 0.0, -1.0]), rows.preferred())
-    assert losses.tolist() == pytest.approx([2 * 0.201413, 0, 0], abs=1e-6)
-    assert float((losses * rows.weights()).sum()) == pytest.approx(0.201413, abs=1e-6)
+    assert losses.tolist() == pytest.approx([0.201413, 0, 0], abs=1e-6)
+    assert mean(rows, losses, rows.preferred().any(1)) == pytest.approx(0.201413, abs=1e-6)
 
 
 def test_with_one_loser_both_ranking_losses_are_bradley_terry():
@@ -68,7 +73,7 @@ def test_with_one_loser_both_ranking_losses_are_bradley_terry():
     pairs = ops.bradley_terry(torch.tensor([0.2, 0.1]), torch.tensor([-0.4, 1.5]))
     for loss in (ops.averaged_losers_loss, ops.pairwise_ranking_loss):
         per_row = loss(scores, rows.preferred())
-        assert float((per_row * rows.weights()).sum()) == pytest.approx(float(pairs.mean()), abs=1e-6)
+        assert mean(rows, per_row, rows.preferred().any(1)) == pytest.approx(float(pairs.mean()), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -84,9 +89,10 @@ def test_pairwise_ranking_loss_is_the_mean_over_the_literal_pairs(seed: int):
     rows = ranked([0] * 5, ranks)
     losses = ops.pairwise_ranking_loss(scores, rows.preferred())
     expected = sum(-log_sigmoid(w - lo) for w, lo in pairs) / len(pairs)
-    assert float((losses * rows.weights()).sum()) == pytest.approx(expected, abs=1e-5)
+    assert mean(rows, losses, rows.preferred().sum(1)) == pytest.approx(expected, abs=1e-5)
     right = ops.ranking_accuracy(scores, rows.preferred())
-    assert float((right * rows.weights()).sum()) == pytest.approx(sum(w > lo for w, lo in pairs) / len(pairs), abs=1e-6)
+    share = sum(w > lo for w, lo in pairs) / len(pairs)
+    assert mean(rows, right, rows.preferred().sum(1)) == pytest.approx(share, abs=1e-6)
 
 
 def test_answers_of_different_questions_are_never_compared():
@@ -120,3 +126,52 @@ def test_pairwise_loss_recorded():
         chosen, rejected = (torch.tensor(case[k], dtype=torch.float64) for k in ("chosen", "rejected"))
         margin = torch.tensor(case["margin"] or [0.0] * len(chosen), dtype=torch.float64)
         assert float(ops.bradley_terry(chosen, rejected, margin).mean()) == pytest.approx(case["expected"], rel=1e-6)
+
+
+def test_plackett_luce_hand_computed():
+    """Scores 1, 0, −1 in this order: e/(e + 1 + 1/e) first, then 1/(1 + 1/e); the last place follows."""
+    rows = ranked([0, 0, 0], [0, 1, 2])
+    no_better = rows.together() & (rows.rank[:, None] <= rows.rank[None, :])
+    losses = ops.plackett_luce_loss(torch.tensor([1.0, 0.0, -1.0]), rows.preferred(), no_better)
+    e = math.e
+    assert losses.tolist() == pytest.approx([-math.log(e / (e + 1 + 1 / e)), -math.log(1 / (1 + 1 / e)), 0], abs=1e-6)
+
+
+def test_plackett_luce_is_a_probability_over_all_orders():
+    scores = torch.tensor([0.3, -1.2, 0.9, 0.1])
+    total = 0.0
+    for order in itertools.permutations(range(4)):
+        rows = ranked([0] * 4, list(order))
+        no_better = rows.together() & (rows.rank[:, None] <= rows.rank[None, :])
+        total += math.exp(-float(ops.plackett_luce_loss(scores, rows.preferred(), no_better).sum()))
+    assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_with_two_answers_plackett_luce_is_bradley_terry():
+    rows = ranked([0, 0], [1, 0])
+    no_better = rows.together() & (rows.rank[:, None] <= rows.rank[None, :])
+    scores = torch.tensor([0.4, -0.3])
+    expected = ops.bradley_terry(scores[1:], scores[:1])
+    assert float(ops.plackett_luce_loss(scores, rows.preferred(), no_better).sum()) == pytest.approx(float(expected))
+
+
+def test_soft_labels_and_ties():
+    """A target of ½ is least at equal scores, log 2, with gradient 0; a target t is least where σ(d) = t."""
+    d = torch.zeros(1, requires_grad=True)
+    loss = ops.bradley_terry(d, torch.zeros(1), target=0.5)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(0.693147, abs=1e-6) and d.grad is not None and d.grad.item() == 0
+    at = torch.tensor([math.log(0.8 / 0.2)], requires_grad=True)
+    ops.bradley_terry(at, torch.zeros(1), target=0.8).sum().backward()
+    assert at.grad is not None and at.grad.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_ties_make_one_pair_each_where_they_say_something():
+    rows = ranked([0, 0, 0, 1, 1], [0, 1, 1, 0, 0])
+    assert rows.pairs().nonzero().tolist() == [[0, 1], [0, 2]]
+    said = replace(rows, ties=True)
+    assert said.pairs().nonzero().tolist() == [[0, 1], [0, 2], [1, 2], [3, 4]]
+    assert said.targets()[1, 2] == 0.5 and said.targets()[0, 1] == 1.0
+    assert said.targets(0.1)[0, 1] == pytest.approx(0.9) and said.targets(0.1)[1, 2] == 0.5
+    assert rows.weights().main[3:].tolist() == [0, 0]
+    assert said.weights().main.tolist() == pytest.approx([0.6] * 3 + [0.4] * 2)

@@ -79,7 +79,7 @@ def test_value_gradient_is_zero_where_the_clipped_error_is_the_worse_one():
 def test_temperature_is_the_same_in_rollout_and_update():
     """Logits [2, 1, 0], token 0, temperature 0.5: −0.142932 in both; the raw −0.407606 would be a ratio of 0.767456."""
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    token, rollout = sample(logits, torch.tensor([0.0]), 0.5)
+    token, rollout = sample(logits / 0.5, torch.tensor([0.0]))
     assert token.item() == 0
     model = build("llama")
     model.set_output_embeddings(torch.nn.Linear(3, 3, bias=False))

@@ -6,20 +6,34 @@ arrangement's business. Left out: the loop around the iteration, files, progress
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from plaudit import ops
-from plaudit.config import PPOConfig
-from plaudit.learner import Learner, Loss
-from plaudit.models.network import Outputs, token_logprobs, token_policy, token_values
-from plaudit.rewards.source import RewardSource
+from plaudit.algorithms.credit import Advantages, Facts, TokenRewards, assign
+from plaudit.config import CRITIC_FREE, PPOConfig
+from plaudit.conventions import Positions, estimated_kl, limited_kl
+from plaudit.errors import NonFinite
+from plaudit.learner import Average, Learner, Loss, Stats, weighted
+from plaudit.models.network import (
+    LanguageHead,
+    Outputs,
+    hidden_states,
+    last_values,
+    token_kl,
+    token_logprobs,
+    token_policy,
+    token_values,
+)
+from plaudit.rewards.source import Judgement
 from plaudit.rollout.engine import RolloutEngine
-from plaudit.types import Experience, Prompt, Rollout, Sequences
+from plaudit.rollout.pool import Pool
+from plaudit.types import Compared, Experience, Prompt, Rollout, Sequences, Weights
 
 
 class Role(Protocol):
@@ -28,17 +42,54 @@ class Role(Protocol):
     def evaluate(self, rows: Sequences, read: Callable[[Outputs, Sequences], Tensor]) -> Tensor: ...
 
 
+class Judging(Protocol):
+    """What turns a rollout into scores."""
+
+    def judge(self, rollout: Rollout) -> Judgement: ...
+
+
+@dataclass(frozen=True)
+class Update:
+    """A learner and its loss; ``average`` follows its weights, where that is asked for."""
+
+    name: str
+    learner: Learner
+    loss: Loss
+    average: Average | None = None
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's own functions in the place of ours; None: ours. ``callbacks`` are told (verb, state, record)."""
+
+    token_rewards: TokenRewards | None = None
+    advantages: Advantages | None = None
+    policy_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    callbacks: Sequence[Callable[[str, State, Any], None]] = ()
+
+
 @dataclass(frozen=True)
 class Roles:
-    """The four roles, the engine that samples for the actor, and the learners that improve what is trained."""
+    """The four roles, the engine that samples for the actor, and the learners that improve what is trained.
+
+    ``critic`` is None where the estimator needs none. ``behaviour`` puts the weights of the policy that samples in the
+    actor's place. ``feed`` is the token fed after an answer, where a convention looks there. ``more`` gives what else
+    an actor's step learns from (PTX), by the number of the step.
+    """
 
     engine: RolloutEngine
-    reward: RewardSource
+    judge: Judging
     actor: Role
     reference: Role
-    critic: Role
+    critic: Role | None
     prepare: Callable[[Rollout], Rollout]
-    updates: Sequence[tuple[str, Learner, Loss]]
+    updates: Sequence[Update]
+    #: the reference's output layer, for an exact KL
+    head: LanguageHead
+    feed: int = 0
+    behaviour: Callable[[], AbstractContextManager[None]] = nullcontext
+    more: Callable[[int], Sequence[tuple[Sequences, Loss]]] = lambda step: ()
+    own: Own = field(default_factory=Own)
 
 
 @dataclass
@@ -47,6 +98,9 @@ class State:
 
     iteration: int = 0
     kl_coef: float = 0.0
+    #: the iteration whose weights sample
+    version: int = 0
+    pool: Pool = field(default_factory=Pool)
 
 
 @dataclass(frozen=True)
@@ -59,6 +113,16 @@ class Iteration:
     kl: Tensor
 
 
+@dataclass(frozen=True)
+class Read:
+    """What actor and reference make of a rollout: log-probabilities and KL a token, f32 (B, S)."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    ref_hidden: Tensor
+
+
 def stream(seed: int, iteration: int, purpose: int) -> int:
     """The seed of one random stream. Streams are derived, not carried along, so that a resumed run needs none saved."""
     return (seed * 1_000_003 + iteration) * 8 + purpose
@@ -66,130 +130,292 @@ def stream(seed: int, iteration: int, purpose: int) -> int:
 
 def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[Prompt]) -> Iteration:
     """Act, judge, assign credit, improve, publish."""
-    t = cfg.sampling.temperature
 
-    def logprobs_of(role: Role, rows: Sequences) -> Tensor:
-        return role.evaluate(rows, lambda outputs, part: token_logprobs(outputs, part, t))
+    def tell(verb: str, record: Any) -> None:
+        for callback in roles.own.callbacks:
+            callback(verb, state, record)
 
-    # Act: the current policy answers the prompts.
-    rollout = roles.engine.generate(prompts, cfg.sampling, seed=stream(cfg.seed, state.iteration, 0))
-    rollout = roles.prepare(rollout)
-    # Judge: one score an answer; for each token, what every role makes of the choice.
-    scores = roles.reward.score(rollout)
-    logprobs = logprobs_of(roles.actor, rollout)
-    ref_logprobs = logprobs_of(roles.reference, rollout)
-    values = roles.critic.evaluate(rollout, token_values)
-    # Assign credit: the score is paid at the end, KL is charged at every token.
-    paid = scores - cfg.truncation_penalty * (~rollout.terminated).float()
-    rewards = ops.token_rewards(
-        paid, logprobs, ref_logprobs, rollout.mask, kl_coef=state.kl_coef, estimator=cfg.kl.estimator
+    # Act: the policy that samples answers the prompts, and says what it and the reference make of each token.
+    with roles.behaviour():
+        asked = [prompt for prompt in prompts for _ in range(cfg.samples_per_prompt)]
+        rollout = roles.engine.generate(asked, cfg.sampling, seed=stream(cfg.seed, state.iteration, 0))
+        rollout = roles.prepare(rollout)
+        rows, positions = as_read(cfg, rollout, roles)
+        read = read_policies(cfg, roles, rows, positions)
+    tell("act", rollout)
+    # Judge: one score an answer, and its price.
+    judgement = roles.judge.judge(rollout)
+    finite("scores", judgement.scores[:, None])
+    scores = ops.penalise(
+        judgement.scores.clamp(-cfg.reward_clip, cfg.reward_clip) if cfg.reward_clip else judgement.scores,
+        rollout.terminated,
+        rollout.response_lengths(),
+        truncation=cfg.truncation,
+        truncation_penalty=cfg.truncation_penalty,
+        length_penalty=cfg.length_penalty,
     )
-    advantages, returns = ops.gae(rewards, values, rollout.mask, gamma=cfg.gamma, lam=cfg.lam)
-    whitened = ops.whiten(advantages, rollout.mask)
-    experience = Experience.of(rollout, logprobs=logprobs, values=values, advantages=whitened, returns=returns)
-    # Improve: a few epochs of clipped updates.
-    updates = [improve(roles, minibatch) for minibatch in minibatches(experience, cfg, state.iteration)]
-    # Publish: the next answers come from the improved policy, at an adjusted price of KL.
+    tell("judge", judgement)
+    # Assign credit: the score is paid at the end, KL is charged at every token.
+    facts = Facts(scores, dense_part(cfg, judgement, rows), read.kl, *read_critic(cfg, roles, rows, positions))
+    in_reward = state.kl_coef if cfg.kl.place == "reward" else 0.0
+    credit = assign(cfg, facts, rows, positions, in_reward, roles.own.token_rewards, roles.own.advantages)
+    tell("assign_credit", credit)
+    # Improve: a few epochs of clipped updates, on what the pool holds.
+    experience = Experience.of(
+        rows,
+        value_mask=positions.span(cfg.conventions.value_loss_over),
+        logprobs=read.logprobs,
+        ref_logprobs=read.ref_logprobs,
+        ref_hidden=read.ref_hidden,
+        importance=engine_correction(cfg, read.logprobs, rows),
+        values=facts.values,
+        advantages=credit.advantages,
+        returns=credit.returns,
+        reduction=cfg.loss_reduction,
+    )
+    state.pool.add(experience, state.version)
+    updates = list(improvements(cfg, roles, state))
+    tell("improve", updates)
+    # Publish: every few iterations the improved policy takes over the sampling, at an adjusted price of KL.
     state.iteration += 1
-    roles.engine.load(state.iteration)
-    kl = ops.sequence_kl(logprobs, ref_logprobs, rollout.mask, cfg.kl.estimator)
-    metrics = iteration_metrics(rollout, scores, kl, logprobs, values, returns, updates) | {"kl_coef": state.kl_coef}
+    if state.iteration % cfg.pool.refresh_every == 0:
+        state.version = state.iteration
+        roles.engine.load(state.version)
+    kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
+    metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit.returns, facts.values, updates)
+    metrics["kl_coef"] = state.kl_coef
     if cfg.kl.controller == "adaptive":
         state.kl_coef = ops.adaptive_kl_coef(
             state.kl_coef, float(kl.mean()), target=cfg.kl.target, horizon=cfg.kl.horizon, n=len(rollout)
         )
-    return Iteration(metrics, rollout, scores, kl)
+    tell("publish", metrics)
+    return Iteration(metrics, rollout, judgement.scores, kl)
 
 
-def minibatches(experience: Experience, cfg: PPOConfig, iteration: int):
-    """Each epoch's rows in a fresh order, in ``cfg.minibatches`` parts of nearly equal size."""
-    generator = torch.Generator().manual_seed(stream(cfg.seed, iteration, 1))
-    for _ in range(cfg.epochs):
-        order = torch.randperm(len(experience), generator=generator)
-        for index in order.tensor_split(min(cfg.minibatches, len(experience))):
-            yield experience.take(index)
+def as_read(cfg: PPOConfig, rollout: Rollout, roles: Roles) -> tuple[Rollout, Positions]:
+    """The rollout as the conventions look at it: where they look beyond the last token, a token is fed there."""
+    limit = cfg.sampling.max_new_tokens
+    widest = cfg.conventions.widest()
+    rows = rollout
+    if widest != "response":
+        room = (limit - rollout.response_lengths()).clamp(min=0)
+        rows = roles.prepare(rollout.fed(room.clamp(max=1) if widest == "one_after" else room, roles.feed))
+    start = rows.mask.int().argmax(1, keepdim=True)
+    within = torch.arange(rows.mask.shape[1]) < start + limit
+    return rows, Positions(rows.mask, within | rows.real())
 
 
-def improve(roles: Roles, minibatch: Experience) -> dict[str, float]:
-    """One optimizer step of every learner."""
+def read_policies(cfg: PPOConfig, roles: Roles, rows: Rollout, positions: Positions) -> Read:
+    """Log-probabilities of actor and reference, and the KL between them, at every position the conventions look at."""
+    t = cfg.sampling.temperature if cfg.conventions.tempered_logprobs else 1.0
+    wide = replaced_mask(rows, positions.span(cfg.conventions.widest()) & rows.real())
+
+    def logprobs_of(role: Role) -> Tensor:
+        return role.evaluate(wide, lambda outputs, part: token_logprobs(outputs, part, t))
+
+    logprobs = finite("actor's log-probabilities", logprobs_of(roles.actor))
+    ref_logprobs = finite("reference's log-probabilities", logprobs_of(roles.reference))
+    if cfg.kl.estimator != "full":
+        clamp = cfg.conventions.kl_clamp
+        kl = estimated_kl(clamp, logprobs, ref_logprobs, cfg.kl.estimator)
+        return Read(logprobs, ref_logprobs, kl, rows.features[:, :, :0])
+    hidden = roles.reference.evaluate(wide, hidden_states)
+    compared = Compared(wide.tokens, wide.mask, wide.lengths, wide.features, hidden)
+
+    def exact(outputs: Outputs, part: Sequences) -> Tensor:
+        assert isinstance(part, Compared)
+        return token_kl(outputs, part, part.ref_hidden, roles.head, t)
+
+    kl = limited_kl(cfg.conventions.kl_clamp, roles.actor.evaluate(compared, exact))
+    return Read(logprobs, ref_logprobs, kl, hidden if cfg.kl.place == "loss" else rows.features[:, :, :0])
+
+
+def finite(name: str, x: Tensor) -> Tensor:
+    """``x``, if all of it is finite.
+
+    Raises:
+        NonFinite: otherwise, with the first row that is not.
+    """
+    if not torch.isfinite(x).all():
+        row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
+        raise NonFinite(f"the {name} are not finite, first in row {row}; nothing was stepped. Look at the last samples")
+    return x
+
+
+def read_critic(cfg: PPOConfig, roles: Roles, rows: Rollout, positions: Positions) -> tuple[Tensor, Tensor]:
+    """Values (B, S) wherever the conventions look, and V after each truncated row (B,) where it is to be continued."""
+    nothing = torch.zeros(len(rows))
+    if roles.critic is None:
+        return torch.zeros_like(rows.logprobs), nothing
+    c = cfg.conventions
+    looked_at = (positions.span(c.values_over) | positions.span(c.value_loss_over)) & rows.real()
+    values = finite("critic's values", roles.critic.evaluate(replaced_mask(rows, looked_at), token_values))
+    if not cfg.bootstrap_truncated:
+        return values, nothing
+    return values, torch.where(rows.terminated, 0.0, roles.critic.evaluate(rows, last_values))
+
+
+def replaced_mask(rows: Rollout, mask: Tensor) -> Sequences:
+    """The same tokens, to be read at other positions."""
+    return Sequences(rows.tokens, mask, rows.lengths, rows.features)
+
+
+def dense_part(cfg: PPOConfig, judgement: Judgement, rows: Rollout) -> Tensor:
+    """What a dense reward pays each token; zeros without one."""
+    if not cfg.dense_reward:
+        return torch.zeros_like(rows.logprobs)
+    width = rows.mask.shape[1] - judgement.prefix_scores.shape[1]
+    return ops.dense_rewards(torch.nn.functional.pad(judgement.prefix_scores, (0, width)), rows.text_mask())
+
+
+def engine_correction(cfg: PPOConfig, logprobs: Tensor, rows: Rollout) -> Tensor:
+    """What each token's loss weighs for the engine's gap: 1 where no correction is asked for."""
+    if not cfg.pool.importance_cap:
+        return torch.ones_like(logprobs)
+    return torch.where(rows.mask, ops.truncated_importance(logprobs, rows.logprobs, cfg.pool.importance_cap), 1.0)
+
+
+def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[str, float]]:
+    """The iteration's updates, one a minibatch, until they are done or the policy has moved far enough."""
+    generator = torch.Generator().manual_seed(stream(cfg.seed, state.iteration, 1))
+    critic_only = state.iteration < cfg.critic_warmup
+    for minibatch in state.pool.minibatches(cfg.epochs, cfg.minibatches, generator):
+        stats = improve(cfg, roles, minibatch, critic_only=critic_only)
+        yield stats
+        if cfg.stop_kl and stats.get("actor/approx_kl", 0.0) > cfg.stop_kl:
+            return
+
+
+def improve(cfg: PPOConfig, roles: Roles, minibatch: Experience, *, critic_only: bool = False) -> dict[str, float]:
+    """One optimizer step of every learner. Where the mean ratio is out of bounds, none of them steps."""
+    limit = cfg.conventions.skip_above_mean_ratio
     stats: dict[str, float] = {}
-    for name, learner, loss in roles.updates:
-        stats |= {f"{name}/{k}": v for k, v in learner.step(minibatch, loss).items()}
+    for update in roles.updates:
+        if critic_only and update.name == "actor":
+            continue
+        step: dict[str, float] = update.learner.step(
+            minibatch,
+            update.loss,
+            also=roles.more(update.learner.steps) if update.name == "actor" else (),
+            veto=(lambda measured: measured["ratio"] > limit) if limit and update.name == "actor" else None,
+        )
+        stats |= {f"{update.name}/{k}": v for k, v in step.items()}
+        if step["skipped"]:
+            break
+        if update.average is not None:
+            update.average.update(update.learner.named)
     return stats
 
 
-def actor_loss(cfg: PPOConfig) -> Loss:
-    """Clipped policy loss with an entropy bonus, per token (B, S)."""
+def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) -> Loss:
+    """Clipped policy loss with an entropy bonus and, where KL stands in the loss, its price."""
+    hyper, c = cfg.hyper(), cfg.conventions
+    t = cfg.sampling.temperature if c.tempered_logprobs else 1.0
+    clamp = c.ratio_clamp or None
 
-    def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
         assert isinstance(rows, Experience)
-        logprobs, entropy = token_policy(outputs, rows, cfg.sampling.temperature, entropy_gradient=cfg.entropy_coef > 0)
-        policy = ops.policy_loss(logprobs, rows.logprobs, rows.advantages, cfg.clip_range)
-        log_ratio = logprobs.detach() - rows.logprobs
+        logprobs, entropy = token_policy(outputs, rows, t, entropy_gradient=cfg.entropy_coef > 0)
+        if own.policy_loss is not None:
+            policy = torch.where(rows.mask, own.policy_loss(logprobs, rows.logprobs, rows.advantages), 0.0)
+        else:
+            policy = ops.policy_loss(
+                logprobs, rows.logprobs, rows.advantages, hyper.clip, dual_clip=hyper.dual_clip, ratio_clamp=clamp
+            )
+        total = policy * rows.importance
+        now = logprobs.detach()
+        clipped = ops.policy_clipped(now, rows.logprobs, rows.advantages, hyper.clip, ratio_clamp=clamp)
         stats = {
             "policy_loss": policy,
             "entropy": entropy,
-            "clip_fraction": ops.policy_clipped(
-                logprobs.detach(), rows.logprobs, rows.advantages, cfg.clip_range
-            ).float(),
-            "approx_kl": log_ratio.square() / 2,
-            "ratio": log_ratio.exp(),
-            "log_ratio_max": log_ratio.abs(),
+            "clip_fraction": clipped.float(),
+            "approx_kl": ops.kl_estimate(now, rows.logprobs, "k2"),
+            "ratio": ops.importance_ratio(now, rows.logprobs, clamp),
+            "log_ratio_max": (now - rows.logprobs).abs(),
         }
-        total = policy - cfg.entropy_coef * entropy if cfg.entropy_coef else policy
-        return total, stats
+        if cfg.entropy_coef:
+            total = total - cfg.entropy_coef * entropy
+        if cfg.kl.place == "loss":
+            if cfg.kl.estimator == "full":
+                kl = token_kl(outputs, rows, rows.ref_hidden, reference, t)
+            else:
+                kl = ops.kl_loss(logprobs, rows.logprobs, rows.ref_logprobs, cfg.kl.estimator)
+            total = total + state.kl_coef * kl
+            stats["kl_loss"] = kl
+        return (total * weights.main).sum(), weighted(stats, weights.places)
 
     return loss
 
 
 def critic_loss(cfg: PPOConfig) -> Loss:
-    """Clipped value loss per token (B, S)."""
+    """Value loss, clipped where that is asked for."""
+    clip = cfg.value_clip_range or None
 
-    def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
         assert isinstance(rows, Experience)
-        values = token_values(outputs, rows)
-        losses = ops.value_loss(values, rows.values, rows.returns, cfg.value_clip_range or None)
-        clipped = (values.detach() - rows.values).abs() > (cfg.value_clip_range or float("inf"))
-        return losses, {"value_loss": losses, "value_clip_fraction": clipped.float()}
+        values = token_values(outputs, rows, where=rows.value_mask)
+        losses = ops.value_loss(values, rows.values, rows.returns, clip)
+        clipped = (values.detach() - rows.values).abs() > (clip or float("inf"))
+        stats = weighted({"value_loss": losses, "value_clip_fraction": clipped.float()}, weights.of_values)
+        return (losses * weights.of_values).sum(), stats
 
     return loss
 
 
-def joint_loss(cfg: PPOConfig) -> Loss:
+def joint_loss(cfg: PPOConfig, policy: Loss) -> Loss:
     """Policy and value loss of one network with both heads: L_policy + vf_coef · L_value − entropy_coef · H."""
-    policy, value = actor_loss(cfg), critic_loss(cfg)
+    value = critic_loss(cfg)
 
-    def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
-        policy_losses, policy_stats = policy(outputs, rows)
-        value_losses, value_stats = value(outputs, rows)
-        return policy_losses + cfg.vf_coef * value_losses, policy_stats | value_stats
+    def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
+        of_policy, policy_stats = policy(outputs, rows, weights)
+        of_value, value_stats = value(outputs, rows, weights)
+        return of_policy + cfg.vf_coef * of_value, policy_stats | value_stats
 
     return loss
 
 
 def iteration_metrics(
+    cfg: PPOConfig,
     rollout: Rollout,
+    judgement: Judgement,
     scores: Tensor,
     kl: Tensor,
-    logprobs: Tensor,
-    values: Tensor,
+    read: Read,
     returns: Tensor,
+    values: Tensor,
     updates: Sequence[dict[str, float]],
 ) -> dict[str, float]:
-    """Means over real tokens (or responses) of what the iteration saw, and over its updates of what they reported."""
+    """Means over real tokens (or responses) of what the iteration saw, and over its updates of what they reported.
+
+    ``score`` is what the sources gave, ``score_paid`` what is left after clip and penalties; ``kl`` is the KL that is
+    trained on, an answer, in nats.
+    """
     mask = rollout.mask
     lengths = rollout.response_lengths().float()
-    residual = ops.masked_mean((returns - values).square(), mask)
-    spread = ops.masked_mean((returns - ops.masked_mean(returns, mask)).square(), mask)
-    seen = {k: sum(u[k] for u in updates) / len(updates) for k in updates[0]}
-    return {
-        "score": float(scores.mean()),
-        "score_std": float(scores.std(unbiased=False)),
+    metrics = {
+        "score": float(judgement.scores.mean()),
+        "score_std": float(judgement.scores.std(unbiased=False)),
+        "score_paid": float(scores.mean()),
         "kl": float(kl.mean()),
         "response_tokens": float(lengths.mean()),
         "ended": float(rollout.terminated.float().mean()),
-        "explained_variance": float(1 - residual / spread.clamp(min=1e-8)),
-        "engine_gap": float(ops.masked_mean((rollout.logprobs - logprobs).abs(), mask)),
-        "first_ratio_error": updates[0]["actor/log_ratio_max"],
-        **seen,
+        "truncated": float((~rollout.terminated).float().mean()),
+        "updates": float(len(updates)),
     }
+    if len(judgement.sources) > 1:
+        metrics |= {f"score/{name}": float(x.mean()) for name, x in judgement.sources.items()}
+    if cfg.estimator not in CRITIC_FREE:
+        residual = ops.masked_mean((returns - values).square(), mask)
+        spread = ops.masked_mean((returns - ops.masked_mean(returns, mask)).square(), mask)
+        metrics["explained_variance"] = float(1 - residual / spread.clamp(min=1e-8))
+    elif cfg.samples_per_prompt > 1:
+        metrics["equal_groups"] = float(ops.equal_groups(scores, cfg.samples_per_prompt).float().mean())
+    if cfg.conventions.tempered_logprobs or cfg.sampling.temperature == 1:
+        metrics["engine_gap"] = float(ops.masked_mean((rollout.logprobs - read.logprobs).abs(), mask))
+    if "actor/log_ratio_max" in updates[0]:
+        metrics["first_ratio_error"] = updates[0]["actor/log_ratio_max"]
+    names = dict.fromkeys(name for update in updates for name in update)
+    for name in names:
+        said = [update[name] for update in updates if name in update]
+        metrics[name] = max(said) if name.endswith("_max") else sum(said) / len(said)
+    return metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,29 +12,76 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from plaudit import ops
+from plaudit.config import RewardConfig
 from plaudit.data.order import shuffled
-from plaudit.learner import Loss
-from plaudit.models.network import Outputs, text_scores
+from plaudit.learner import Loss, Stats, weighted
+from plaudit.models.network import Outputs, text_scores, token_scores
 from plaudit.tokenizer import Tokenizer
-from plaudit.types import Preference, RankedAnswers, Sequences
-
-RankingLoss = Callable[[Float[Tensor, " B"], Bool[Tensor, "B B"]], Float[Tensor, " B"]]
-LOSSES: dict[str, RankingLoss] = {
-    "pairwise": ops.pairwise_ranking_loss,
-    "averaged_losers": ops.averaged_losers_loss,
-}
+from plaudit.types import Preference, RankedAnswers, Sequences, Weights
 
 
-def ranking_loss(kind: str) -> Loss:
-    """The learner's loss for one of ``LOSSES``: one forward pass an answer, however many pairs it stands in."""
+def ranking_loss(config: RewardConfig) -> Loss:
+    """The learner's loss: one forward pass an answer, however many pairs it stands in.
 
-    def loss(outputs: Outputs, rows: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+    A comparison's loss is the mean over its terms: its pairs, its winners, or the places of its ranking.
+    """
+
+    def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
         assert isinstance(rows, RankedAnswers)
         scores = text_scores(outputs, rows)
+        losses, terms = _every_token(outputs, rows) if config.loss == "every_token" else _terms(config, scores, rows)
+        per_row = rows.averaged(losses, terms)
+        if config.centring:
+            together = rows.together().float()
+            mean = (together @ scores) / together.sum(1)
+            per_row = per_row + config.centring * mean.square() / together.sum(1)
         preferred = rows.preferred()
-        return LOSSES[kind](scores, preferred), {"accuracy": ops.ranking_accuracy(scores, preferred)}
+        right = rows.averaged(ops.ranking_accuracy(scores, preferred), preferred.sum(1))
+        return (per_row * weights.main).sum(), weighted({"accuracy": right}, weights.places)
 
     return loss
+
+
+def _terms(config: RewardConfig, scores: Tensor, rows: RankedAnswers) -> tuple[Tensor, Tensor]:
+    """Each row's summed loss terms, and how many they are."""
+    preferred = rows.preferred()
+    match config.loss:
+        case "pairwise":
+            pairs = rows.pairs()
+            # equal places are to score alike: no margin between them
+            margin = torch.where(preferred, rows.margin[:, None], 0.0) if config.margins else 0.0
+            plain = not config.label_smoothing and config.ties != "half" and bool((rows.certainty == 1).all())
+            target = 1.0 if plain else rows.targets(config.label_smoothing)
+            return ops.pairwise_ranking_loss(scores, pairs, margin, target), pairs.sum(1)
+        case "averaged_losers":
+            return ops.averaged_losers_loss(scores, preferred), preferred.any(1)
+        case "plackett_luce":
+            no_better = rows.together() & (rows.rank[:, None] <= rows.rank[None, :])
+            return ops.plackett_luce_loss(scores, preferred, no_better), preferred.any(1)
+        case "pick_best":
+            best = preferred & ~preferred.any(0)[:, None]
+            return ops.plackett_luce_loss(scores, best, rows.together()), best.any(1)
+    raise ValueError(f"unknown loss {config.loss!r}")
+
+
+def _every_token(outputs: Outputs, rows: RankedAnswers) -> tuple[Tensor, Tensor]:
+    """The every-token loss of every pair a row wins, summed. Beyond its end a text keeps its last token's score."""
+    scores = token_scores(outputs)
+    at = torch.arange(scores.shape[1], device=scores.device)
+    scores = scores.gather(1, torch.minimum(at, rows.lengths[:, None] - 1))
+    winner, loser = rows.preferred().nonzero(as_tuple=True)
+    losses = scores.new_zeros(len(rows))
+    if len(winner):
+        each = ops.every_token_loss(
+            scores[winner],
+            scores[loser],
+            rows.tokens[winner],
+            rows.tokens[loser],
+            rows.lengths[winner],
+            rows.lengths[loser],
+        )
+        losses = losses.index_add(0, winner, each)
+    return losses, rows.preferred().sum(1)
 
 
 @dataclass(frozen=True)
@@ -44,17 +91,17 @@ class Split:
     unusable: int
 
 
-def split(preferences: Sequence[Preference], held_out: float) -> Split:
+def split(preferences: Sequence[Preference], held_out: float, *, ties: bool = False) -> Split:
     """Divides preferences by prompt (by their texts, where there is no prompt), the same way on every call.
 
-    A comparison whose provenance names a split keeps it. Ties throughout, and answers that are all the same text, say
-    nothing about an order and are counted as unusable.
+    A comparison whose provenance names a split keeps it. Ties throughout (unless ``ties`` are to be learned), and
+    answers that are all the same text, say nothing about an order and are counted as unusable.
     """
     parts: tuple[list[Preference], list[Preference]] = ([], [])
     unusable = 0
     for p in preferences:
         texts = {a.text for a in p.comparison.answers}
-        if len(set(p.ranks)) < 2 or len(texts) < 2:
+        if (len(set(p.ranks)) < 2 and not ties) or len(texts) < 2:
             unusable += 1
             continue
         given = p.comparison.provenance.get("split")
@@ -64,9 +111,16 @@ def split(preferences: Sequence[Preference], held_out: float) -> Split:
     return Split(parts[0], parts[1], unusable)
 
 
-def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_length: int) -> RankedAnswers:
-    """Rows of prompt and answer, without an end token; what is longer than ``max_length`` loses its beginning."""
+def ranked_answers(
+    preferences: Sequence[Preference], tokenizer: Tokenizer, max_length: int, *, ties: bool = False
+) -> RankedAnswers:
+    """Rows of prompt and answer, without an end token; what is longer than ``max_length`` loses its beginning.
+
+    A comparison's provenance may hold its ``margin`` and its ``certainty`` (how sure it is that the better placed
+    answer is the better, 0.5 to 1).
+    """
     ids, masks, groups, ranks = [], [], [], []
+    margins, certainties = [], []
     for group, p in enumerate(preferences):
         prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
         seen: dict[tuple[int, ...], int] = {}
@@ -75,9 +129,19 @@ def ranked_answers(preferences: Sequence[Preference], tokenizer: Tokenizer, max_
             ids.append(row[-max_length:])
             masks.append([i >= len(prompt) for i in range(len(row))][-max_length:])
             groups.append(group)
+            margins.append(float(p.comparison.provenance.get("margin", 0.0)))
+            certainties.append(float(p.comparison.provenance.get("certainty", 1.0)))
             # Rows that are the same after cutting score the same; an order between them teaches nothing: it is a tie.
             ranks.append(seen.setdefault(tuple(ids[-1]), rank))
-    return RankedAnswers.pack(ids, masks, group=torch.tensor(groups), rank=torch.tensor(ranks))
+    return RankedAnswers.pack(
+        ids,
+        masks,
+        group=torch.tensor(groups),
+        rank=torch.tensor(ranks),
+        margin=torch.tensor(margins),
+        certainty=torch.tensor(certainties),
+        ties=ties,
+    )
 
 
 def batches(count: Sequence[int], answers: int, seed: int, epoch: int) -> list[list[int]]:

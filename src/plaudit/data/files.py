@@ -148,3 +148,15 @@ def text_column(where: str, row: dict[str, Any], name: str, *, allow_empty: bool
     if not value.strip() and not allow_empty:
         raise DataError(f"{where}: column {name!r} is empty")
     return value
+
+
+def number_column(where: str, row: dict[str, Any], name: str, low: float, high: float) -> float:
+    """A column that must be a number from ``low`` to ``high``.
+
+    Raises:
+        DataError: it is something else; the message says what was found.
+    """
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise DataError(f"{where}: column {name!r} should be a number from {low:g} to {high:g}, found {value!r}")
+    return float(value)

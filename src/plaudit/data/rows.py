@@ -148,8 +148,11 @@ def _prompt_rows(source: str):
 def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
     """Ready-made human judgements: reviews/comparisons, or rows of prompt, chosen and rejected.
 
+    A row may have a ``margin`` (by how much the two should differ in score) and a ``certainty`` (how probable it is
+    that the chosen one is the better, ½ for a tie).
+
     Raises:
-        DataError: a row lacks a column, or its two answers are the same.
+        DataError: a row lacks a column, has a number out of range, or its two answers are the same.
     """
     if source.startswith("reviews/"):
         parts: dict[str, Callable[[], list]] = {
@@ -165,5 +168,11 @@ def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
         chosen, rejected = files.text_column(where, row, "chosen"), files.text_column(where, row, "rejected")
         if chosen == rejected:
             raise DataError(f"{where}: chosen and rejected are the same text; nothing was preferred")
-        made.append((Comparison(0, prompt, (Answer(chosen), Answer(rejected)), {"source": source}), (0, 1)))
+        said = {
+            name: files.number_column(where, row, name, low, high)
+            for name, low, high in (("margin", 0.0, 1e6), ("certainty", 0.5, 1.0))
+            if row.get(name) is not None
+        }
+        answers = (Answer(chosen), Answer(rejected))
+        made.append((Comparison(0, prompt, answers, {"source": source} | said), (0, 1)))
     return made

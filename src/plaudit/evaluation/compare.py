@@ -26,6 +26,15 @@ def distinct(texts: Sequence[str], n: int = 2) -> float:
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
+def repeated(texts: Sequence[str], n: int = 3) -> float:
+    """Share of n-grams of words that their own text has had before, over all texts together; 0 if there is none."""
+    total = again = 0
+    for words in (text.split() for text in texts):
+        grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        total, again = total + len(grams), again + len(grams) - len(set(grams))
+    return again / total if total else 0.0
+
+
 def win_rate(after: Sequence[float], before: Sequence[float]) -> tuple[float, float, float]:
     """Share of prompts on which ``after`` beats ``before`` (a tie is half a win), with Wilson's 95 % interval."""
     wins = sum((a > b) + 0.5 * (a == b) for a, b in zip(after, before, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from plaudit.config import ArrangementConfig
 from plaudit.errors import ModelError
 from plaudit.models.network import LanguageHead, Network, scalar_head
-from plaudit.models.stack import Stack, Trunk, UpperStack, WholeStack, blocks_of, own_blocks
+from plaudit.models.stack import Stack, Trunk, UpperStack, WholeStack, blocks_of, in_bfloat16, own_blocks
 from plaudit.types import Sequences
 
 S = TypeVar("S", bound=Sequences)
@@ -38,13 +38,14 @@ class RewardParts:
 class Arrangement:
     """The networks of the four roles, and what they share.
 
-    ``reward`` is None where a function scores. ``joint``: actor and critic are one network with one optimizer.
+    ``critic`` is None where none is needed, ``reward`` where a function scores. ``joint``: actor and critic are one
+    network with one optimizer.
     ``trunk`` and the fixed output layer ``head`` are what they share, for an engine to generate through; ``prepare``
     fills features that are missing.
     """
 
     actor: Network
-    critic: Network
+    critic: Network | None
     reference: Network
     reward: Network | None
     prepare: Callable[[S], S]
@@ -53,45 +54,62 @@ class Arrangement:
     joint: bool
 
 
+@dataclass(frozen=True)
+class CriticStart:
+    """Where the critic starts: ``body`` the reward model's or the actor's (auto: the reward model's, if there is one),
+    or none for no critic; ``head`` auto (the reward model's, else zero), zero, or random by ``seed``."""
+
+    body: str = "auto"
+    head: str = "auto"
+    seed: int = 0
+
+
 def arrange(
-    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
+    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic: CriticStart
 ) -> Arrangement:
     """Builds the roles on ``model``, which becomes the actor, where ``model`` and ``reward`` are (their device).
 
     Raises:
         ModelError: the roles cannot share a trunk because their lower blocks differ, or one has nothing to start from.
     """
-    if critic_from == "auto":
-        critic_from = "reward" if reward else "actor"
-    if critic_from == "reward" and reward is None:
+    if critic.body == "auto":
+        critic = replace(critic, body="reward" if reward else "actor")
+    if critic.body == "reward" and reward is None:
         raise ModelError("critic_from=reward needs a reward model, but a function scores; use critic_from=actor")
     if config.kind == "frozen_trunk":
-        return _frozen_trunk(model, reward, config, critic_from)
+        return _frozen_trunk(model, reward, config, critic)
     whole = _shared_trunk if config.kind == "shared_trunk" else _separate
-    return whole(model, reward, critic_from)
+    return whole(model, reward, critic)
 
 
-def _separate(model: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> Arrangement:
+def _separate(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
     reference = _frozen_copy(model)
-    start, head = _critic_start(model.base_model, reward, critic_from)
-    critic = Network(WholeStack(copy.deepcopy(start)), scalar=head)
-    critic.requires_grad_(True)
+    critic = None
+    if start.body != "none":
+        body, head = _critic_start(model.base_model, reward, start)
+        critic = Network(WholeStack(copy.deepcopy(body)), scalar=head)
+        critic.requires_grad_(True)
     actor = Network(WholeStack(model.base_model), LanguageHead(model))
     actor.requires_grad_(True)
     return Arrangement(actor, critic, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=False)
 
 
-def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, critic_from: str) -> Arrangement:
+def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
     reference = _frozen_copy(model)
-    # A head trained on another trunk means nothing on this one, so the critic starts at zero whatever critic_from says.
-    head = scalar_head(torch.zeros(1, model.config.hidden_size))
+    if start.body == "none":
+        head = None
+    else:
+        # A head trained on another trunk means nothing on this one: the critic starts on the actor's, with its own.
+        _, head = _critic_start(model.base_model, None, replace(start, body="actor"))
     both = Network(WholeStack(model.base_model), LanguageHead(model), head)
     both.requires_grad_(True)
-    return Arrangement(both, both, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=True)
+    critic = None if head is None else both
+    joint = head is not None
+    return Arrangement(both, critic, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=joint)
 
 
 def _frozen_trunk(
-    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, critic_from: str
+    model: PreTrainedModel, reward: RewardParts | None, config: ArrangementConfig, start: CriticStart
 ) -> Arrangement:
     base, blocks = model.base_model, config.blocks
     trunk = Trunk(base, blocks, config.precision, sampling=True)
@@ -102,20 +120,36 @@ def _frozen_trunk(
             f"train both with train_blocks={blocks} from one model, or use arrangement.kind=separate"
         )
     model.requires_grad_(False)
-    language = LanguageHead(model, fixed=True)
+    language = LanguageHead(model, fixed=True, low_gradients=in_bfloat16(config.precision, base))
     reference = Network(UpperStack(own_blocks(base, blocks), blocks), language)
-    start, head = _critic_start(base, reward, critic_from)
-    critic = Network(UpperStack(own_blocks(start, blocks), blocks, config.precision), scalar=head)
+    critic = None
+    if start.body != "none":
+        body, head = _critic_start(base, reward, start)
+        critic = Network(UpperStack(own_blocks(body, blocks), blocks, config.precision), scalar=head)
     scorer = Network(UpperStack(reward.base, blocks), scalar=reward.head) if reward else None
-    actor = Network(UpperStack(base, blocks), language)
-    for network in (reference, scorer):
+    actor = Network(UpperStack(base, blocks, config.precision, exact=True), language)
+    for network in (reference, scorer, actor, critic):
         if network is not None:
             network.requires_grad_(False)
     for network in (actor, critic):
-        network.requires_grad_(False)
-        blocks_of(network.stack.base)[1].requires_grad_(True)
-    head.requires_grad_(True)
+        if network is not None:
+            blocks_of(network.stack.base)[1].requires_grad_(True)
+    if critic is not None and critic.scalar is not None:
+        critic.scalar.requires_grad_(True)
     return Arrangement(actor, critic, reference, scorer, trunk.prepare, trunk, language, joint=False)
+
+
+def further_reward(base: PreTrainedModel, reward: RewardParts, config: ArrangementConfig) -> Network:
+    """One more reward model beside the four roles: on their trunk where it has the same, whole otherwise."""
+    if config.kind == "frozen_trunk":
+        below = len(blocks_of(base)[1]) - config.blocks
+        if share(base, reward.base, at_most=below) == below:
+            network = Network(UpperStack(reward.base, config.blocks), scalar=reward.head)
+            network.requires_grad_(False)
+            return network
+    whole = _whole_reward(reward)
+    assert whole is not None
+    return whole
 
 
 def _frozen_copy(model: PreTrainedModel) -> Network:
@@ -133,13 +167,18 @@ def _whole_reward(reward: RewardParts | None) -> Network | None:
 
 
 def _critic_start(
-    base: PreTrainedModel, reward: RewardParts | None, critic_from: str
+    base: PreTrainedModel, reward: RewardParts | None, start: CriticStart
 ) -> tuple[PreTrainedModel, nn.Linear]:
-    """A decoder and a head of its own: the reward model's, or the actor's with a zero head."""
-    if critic_from == "reward" and reward is not None:
-        return reward.base, scalar_head(reward.head.weight.detach(), -reward.head.bias.item())
-    weight = torch.zeros(1, base.config.hidden_size, device=next(base.parameters()).device)
-    return base, scalar_head(weight)
+    """A decoder and a head of its own: the reward model's, or the actor's with a zero head, unless asked otherwise."""
+    body = reward.base if start.body == "reward" and reward is not None else base
+    if start.head == "auto" and start.body == "reward" and reward is not None:
+        return body, scalar_head(reward.head.weight.detach(), -reward.head.bias.item())
+    size = base.config.hidden_size
+    weight = torch.zeros(1, size)
+    if start.head == "random":
+        # a generator of its own: what is drawn here moves no other stream
+        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(start.seed)) / (size + 1) ** 0.5
+    return body, scalar_head(weight.to(next(base.parameters()).device))
 
 
 def _equal(a: nn.Module, b: nn.Module) -> bool:

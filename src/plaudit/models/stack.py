@@ -117,10 +117,12 @@ class WholeStack(Stack):
 class UpperStack(Stack):
     """The top ``count`` blocks, from a trunk's features."""
 
-    def __init__(self, base: PreTrainedModel, count: int, precision: str = "float32"):
+    def __init__(self, base: PreTrainedModel, count: int, precision: str = "float32", *, exact: bool = False):
+        """``exact``: only gradients are made in ``precision``; the forward pass keeps the model's own."""
         super().__init__()
         total = len(blocks_of(base)[1])
         self.base, self.low = _with_blocks(base, total - count, total), in_bfloat16(precision, base)
+        self.exact = exact
 
     def run(self, rows: Sequences) -> Tensor:
         features = rows.features
@@ -135,7 +137,7 @@ class UpperStack(Stack):
 
         handle = blocks_of(self.base)[1][0].register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            with products(self.base, self.low):
+            with products(self.base, self.low, exact=self.exact):
                 return self.base(inputs_embeds=features, use_cache=False).last_hidden_state
         finally:
             handle.remove()
@@ -148,18 +150,23 @@ def has_bfloat16_units() -> bool:
 
 
 class _Bfloat16Product(torch.autograd.Function):
-    """x @ Wᵀ and its gradients from bfloat16 inputs. Sums run in float32; each result is rounded to bfloat16."""
+    """x @ Wᵀ and its gradients from bfloat16 inputs, or the gradients alone where the product is to be ``exact``.
+
+    Sums run in float32; each result is rounded to bfloat16.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, exact: bool) -> Tensor:
         low_x, low_weight = padded(x, torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low_x, low_weight)
         ctx.shape = x.shape[:-1]
+        if exact:
+            return nn.functional.linear(x, weight)
         product = nn.functional.linear(low_x, low_weight)
         return product[: ctx.shape.numel()].to(x.dtype).unflatten(0, ctx.shape)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         low = padded(grad, torch.bfloat16)
         to_x = to_weight = None
@@ -167,18 +174,19 @@ class _Bfloat16Product(torch.autograd.Function):
             to_x = (low @ weight)[: ctx.shape.numel()].to(grad.dtype).unflatten(0, ctx.shape)
         if ctx.needs_input_grad[1]:
             to_weight = (low.T @ x).to(grad.dtype)
-        return to_x, to_weight
+        return to_x, to_weight, None
 
 
 @contextmanager
-def bfloat16_products(blocks: nn.Module) -> Iterator[None]:
+def bfloat16_products(blocks: nn.Module, *, exact: bool = False) -> Iterator[None]:
     """Inside, every linear layer of ``blocks`` multiplies bfloat16 copies of its input and weight.
 
-    So does its backward pass. Weights, gradients and all that lies between the products keep their dtype.
+    So does its backward pass; with ``exact`` it alone. Weights, gradients and all that lies between the products keep
+    their dtype.
     """
     linears = [module for module in blocks.modules() if isinstance(module, nn.Linear)]
     for linear in linears:
-        linear.forward = _bfloat16_forward(linear)  # type: ignore[method-assign, assignment]
+        linear.forward = _bfloat16_forward(linear, exact)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -186,17 +194,19 @@ def bfloat16_products(blocks: nn.Module) -> Iterator[None]:
             del linear.forward
 
 
-def _bfloat16_forward(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+def _bfloat16_forward(linear: nn.Linear, exact: bool) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        product = _Bfloat16Product.apply(x, linear.weight)
+        if exact and not torch.is_grad_enabled():
+            return nn.functional.linear(x, linear.weight, linear.bias)
+        product = _Bfloat16Product.apply(x, linear.weight, exact)
         return product if linear.bias is None else product + linear.bias
 
     return forward
 
 
-def products(base: PreTrainedModel, low: bool) -> AbstractContextManager[None]:
+def products(base: PreTrainedModel, low: bool, *, exact: bool = False) -> AbstractContextManager[None]:
     """What a forward pass through a decoder's own blocks runs in: bfloat16 products, or nothing special."""
-    return bfloat16_products(blocks_of(base)[1]) if low else nullcontext()
+    return bfloat16_products(blocks_of(base)[1], exact=exact) if low else nullcontext()
 
 
 def in_bfloat16(precision: str, base: PreTrainedModel) -> bool:

@@ -4,6 +4,7 @@ Every function here is a command and can be called from a notebook. Below this p
 to three methods; above it only the command line.
 """
 
+from plaudit.recipes.dpo import dpo
 from plaudit.recipes.evaluation import evaluate
 from plaudit.recipes.ppo import ppo
 from plaudit.recipes.preferences import collect, label
@@ -12,4 +13,4 @@ from plaudit.recipes.reward import reward
 from plaudit.recipes.sft import sft
 from plaudit.recipes.use import Chat, score
 
-__all__ = ["Chat", "collect", "evaluate", "label", "ppo", "quickstart", "reward", "score", "sft"]
+__all__ = ["Chat", "collect", "dpo", "evaluate", "label", "ppo", "quickstart", "reward", "score", "sft"]

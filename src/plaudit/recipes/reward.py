@@ -28,7 +28,7 @@ from plaudit.types import Preference, RankedAnswers
 def reward(config: RewardConfig, run: Run) -> Summary:
     """Trains a reward model from the store, measures it on held-out comparisons, fits its score contract."""
     store = PreferenceStore(config.store)
-    parts = reward_algorithm.split(store.preferences(), config.held_out)
+    parts = reward_algorithm.split(store.preferences(), config.held_out, ties=config.ties == "half")
     unlabelled = store.unlabelled()
     store.close()
     if not parts.train:
@@ -50,9 +50,10 @@ def reward(config: RewardConfig, run: Run) -> Summary:
 
     def batch_at(step: int) -> RankedAnswers:
         chosen = [parts.train[i] for i in order[step]]
-        return prepared(reward_algorithm.ranked_answers(chosen, tokenizer, config.max_length).to(device), trunk)
+        rows = reward_algorithm.ranked_answers(chosen, tokenizer, config.max_length, ties=config.ties == "half")
+        return prepared(rows.to(device), trunk)
 
-    fit(run, learner, reward_algorithm.ranking_loss(config.loss), batch_at, len(order), "reward model")
+    fit(run, learner, reward_algorithm.ranking_loss(config), batch_at, len(order), "reward model")
     scorer = Scorer(network, device)
 
     def scores_of(texts: Sequence[Preference]) -> tuple[torch.Tensor, RankedAnswers]:

@@ -15,6 +15,7 @@ from plaudit.learner import Learner
 from plaudit.models.arrangements import trainable_top
 from plaudit.models.load import load_language_model, save_language_model
 from plaudit.models.network import LanguageHead, Network
+from plaudit.models.stack import in_bfloat16
 from plaudit.recipes.common import Summary, holds, prepared, save, stage
 from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
@@ -34,7 +35,8 @@ def sft(config: SFTConfig, run: Run) -> Summary:
     if config.train_blocks:
         model.requires_grad_(False)
     stack, trunk = trainable_top(model.base_model, config.train_blocks, config.precision)
-    network = Network(stack, LanguageHead(model))
+    low = in_bfloat16(config.precision, model) and config.train_blocks > 0
+    network = Network(stack, LanguageHead(model, low_gradients=low))
     order = _epochs(len(rows), config.batch_size, config.epochs, config.seed)
     learner = Learner(network, config.optimizer, len(order), device)
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plaudit.learner import Scorer
-from plaudit.models.network import text_scores
+from plaudit.models.network import prefix_scores, text_scores
 from plaudit.types import Rollout
 
 
@@ -18,3 +18,7 @@ class ModelReward:
 
     def score(self, rollout: Rollout) -> Float[Tensor, " B"]:
         return self.scorer.evaluate(rollout, text_scores)
+
+    def prefix_scores(self, rollout: Rollout) -> Float[Tensor, "B S"]:
+        """The score of each prefix that ends in a chosen token of text; 0 elsewhere."""
+        return self.scorer.evaluate(rollout, prefix_scores)

@@ -1,7 +1,8 @@
-"""What a reward source is."""
+"""What a reward source is, and what a judge makes of its scores."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from jaxtyping import Float
@@ -14,3 +15,13 @@ class RewardSource(Protocol):
     def score(self, rollout: Rollout) -> Float[Tensor, " B"]:
         """One finite score an answer, in the rows' order."""
         ...
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The sum of all sources' scores (B,), each source's own before any weight, and (for a dense reward) the score of
+    every prefix (B, S), zeros otherwise."""
+
+    scores: Float[Tensor, " B"]
+    sources: dict[str, Float[Tensor, " B"]]
+    prefix_scores: Float[Tensor, "B S"]

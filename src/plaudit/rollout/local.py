@@ -2,7 +2,7 @@
 
 Prompts are padded on the left so that all rows write the same cache slot, and repacked to right padding at the end.
 Rows that have ended leave the batch, a few at a time. A row's random numbers are drawn for the row, so its answer does
-not depend on when its neighbours end. Left out: top-p and top-k, stop strings, sharing of one prompt's prefill.
+not depend on when its neighbours end. Left out: stop strings, sharing of one prompt's prefill.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 from plaudit.config import SamplingConfig
+from plaudit.errors import NonFinite
 from plaudit.models.fused import round_up
 from plaudit.models.network import LanguageHead
 from plaudit.models.stack import Trunk
@@ -65,25 +67,39 @@ class _Batch:
         self.live = torch.arange(len(self.live), device=self.rows.device)
 
 
+def _likeliest(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Logits without the tokens that top-k and top-p leave out, by transformers' own rules."""
+    nothing = torch.zeros(len(logits), 0, dtype=torch.long)
+    if sampling.top_k:
+        logits = TopKLogitsWarper(sampling.top_k)(nothing, logits)
+    if sampling.top_p < 1:
+        logits = TopPLogitsWarper(sampling.top_p)(nothing, logits)
+    return logits
+
+
 #: tokens whose probabilities are summed together on the way to a drawn token
 BLOCK = 256
 
 
-def sample(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tokens i64 (b,) drawn from softmax(logits / temperature) by inverting its distribution function at ``uniform``
-    (b,), and their log-probabilities f32 (b,). At temperature 0 the likeliest token, log-probability at temperature 1.
+def sample(logits: Tensor, uniform: Tensor, *, greedy: bool = False) -> tuple[Tensor, Tensor]:
+    """Tokens i64 (b,) drawn from softmax(logits) by inverting its distribution function at ``uniform`` (b,), or the
+    likeliest ones, and their log-probabilities f32 (b,).
     """
-    if temperature == 0:
+    if greedy:
         tokens = logits.argmax(-1)
         return tokens, torch.log_softmax(logits.float(), -1).gather(-1, tokens[:, None]).squeeze(-1)
-    p = torch.softmax(logits.float() / temperature, -1)
+    p = torch.softmax(logits.float(), -1)
     # In two steps, first among blocks of tokens and then within one: a running sum over a whole vocabulary is slow, and
     # in float32 it loses the small probabilities.
     whole = p.shape[-1] // BLOCK * BLOCK
     blocks = p[:, :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
     if whole < p.shape[-1]:
         blocks = torch.cat([blocks, p[:, whole:].sum(-1, keepdim=True)], -1)
-    block, rest = _invert(blocks, uniform[:, None] * blocks.sum(-1, keepdim=True))
+    total = blocks.sum(-1, keepdim=True)
+    if not torch.isfinite(total).all():
+        row = int((~torch.isfinite(total)).flatten().nonzero()[0])
+        raise NonFinite(f"the model's logits are not finite (answer {row} of this batch); nothing was sampled")
+    block, rest = _invert(blocks, uniform[:, None] * total)
     ids = block * BLOCK + torch.arange(BLOCK, device=p.device)
     inside = torch.where(ids < p.shape[-1], p.gather(-1, ids.clamp(max=p.shape[-1] - 1)), 0.0)
     place, _ = _invert(inside, rest)
@@ -178,10 +194,12 @@ class LocalEngine:
             if batch.step == limit:
                 break
             step = batch.step
-            chosen, logp = sample(self.head(hidden), uniform[batch.rows, step], sampling.temperature)
+            temperature = sampling.temperature or 1.0
+            logits = _likeliest(self.head(hidden, temperature), sampling)
+            chosen, logp = sample(logits, uniform[batch.rows, step], greedy=sampling.temperature == 0)
             rows, chosen_now = batch.rows[batch.live], chosen[batch.live]
             tokens[rows, step], logprobs[rows, step] = chosen_now, logp[batch.live]
-            ended = torch.isin(chosen_now, self.end_ids)
+            ended = torch.isin(chosen_now, self.end_ids) & (not sampling.fixed_length)
             terminated[rows] = ended
             lengths[rows[ended]] = step + 1
             batch.extend(chosen)

@@ -1,0 +1,1 @@
+"""Looking at a run: health checks while it goes on."""

@@ -1,0 +1,152 @@
+"""Signs that training is going wrong, from the numbers of a run so far: what is seen, and what to do about it.
+
+A policy can win score without getting better. Each sign compares the present with the run's own beginning or best, over
+a few iterations, so that one noisy batch raises no alarm. Left out: where the numbers come from, and who is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Lines = Sequence[dict[str, float]]
+#: iterations over which a level is taken
+SPAN = 3
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A named sign: what was seen, with numbers, and what helps."""
+
+    kind: str
+    message: str
+
+
+def signs(lines: Lines, monitors: Sequence[str] = ()) -> list[Sign]:
+    """The signs present at the last of ``lines``, one dictionary an iteration (as in metrics.jsonl)."""
+    if not lines:
+        return []
+    found = [sign for check in CHECKS if (sign := check(lines)) is not None]
+    found += [sign for name in monitors if (sign := _parted(lines, name)) is not None]
+    step = int(lines[-1].get("step", len(lines)))
+    return [Sign(s.kind, f"iteration {step}: {s.message}") for s in found]
+
+
+def _level(lines: Lines, key: str) -> float | None:
+    """The mean of the last few values, None where there are too few."""
+    values = [line[key] for line in lines[-SPAN:] if key in line]
+    return sum(values) / len(values) if len(values) == SPAN else None
+
+
+def _start(lines: Lines, key: str) -> float | None:
+    return _level(lines[:SPAN], key)
+
+
+def _vanishing(lines: Lines) -> Sign | None:
+    first, now = lines[0].get("response_tokens"), lines[-1].get("response_tokens")
+    empty = lines[-1].get("empty", 0.0)
+    if first and now is not None and len(lines) > 1 and (now < 0.4 * first or empty > 0.3):
+        return Sign(
+            "collapse",
+            f"answers shrink: {now:.1f} tokens on average after {first:.1f} at the start, {empty:.0%} are empty. "
+            "The reward may pay for brevity: look at samples.jsonl, raise kl.coef, lower the learning rate",
+        )
+    return None
+
+
+def _growing(lines: Lines) -> Sign | None:
+    first, now, tie = _start(lines, "response_tokens"), _level(lines, "response_tokens"), _level(lines, "score_length")
+    if first and now and tie is not None and now > 1.5 * first and tie > 0.4:
+        return Sign(
+            "length",
+            f"answers grow: {now:.1f} tokens after {first:.1f}, and longer ones score more (correlation {tie:.2f}). "
+            "Check the reward model for length, or set length_penalty",
+        )
+    return None
+
+
+def _repeating(lines: Lines) -> Sign | None:
+    spread, first = _level(lines, "distinct2"), _start(lines, "distinct2")
+    repeated, before = _level(lines, "repeated3"), _start(lines, "repeated3")
+    if spread is not None and first and spread < 0.6 * first:
+        return Sign(
+            "diversity",
+            f"answers become alike: distinct-2 {spread:.2f} after {first:.2f}. Raise kl.coef or entropy_coef, or stop "
+            "earlier",
+        )
+    if repeated is not None and before is not None and repeated > max(0.1, 3 * before):
+        return Sign("repetition", f"{repeated:.0%} of word triples repeat within their answer. Raise kl.coef")
+    return None
+
+
+def _overspent(lines: Lines) -> Sign | None:
+    """KL goes on growing while the score stands still."""
+    if len(lines) < 4 * SPAN or not all("kl" in line and "score" in line for line in lines):
+        return None
+    before, now = lines[: -2 * SPAN], lines
+    kl_was, kl_is = _level(before, "kl"), _level(now, "kl")
+    score_was, score_is = _level(before, "score"), _level(now, "score")
+    assert kl_was is not None and kl_is is not None and score_was is not None and score_is is not None
+    gained = max(line["score"] for line in lines) - lines[0]["score"]
+    if kl_is > max(5.0, 1.3 * kl_was) and score_is - score_was < 0.02 * max(gained, 0.1):
+        return Sign(
+            "kl_spent",
+            f"KL rose from {kl_was:.1f} to {kl_is:.1f} nats an answer, the score did not. Stop here, or raise kl.coef",
+        )
+    return None
+
+
+def _clipping(lines: Lines) -> Sign | None:
+    share = _level(lines, "actor/clip_fraction")
+    if share is not None and share > 0.4:
+        return Sign("clipping", f"{share:.0%} of tokens are clipped: steps are too large. Lower actor.learning_rate")
+    return None
+
+
+def _blind_critic(lines: Lines) -> Sign | None:
+    seen = _level(lines, "explained_variance")
+    if len(lines) >= 10 and seen is not None and seen < 0:
+        return Sign(
+            "critic",
+            f"the critic explains nothing (explained variance {seen:.2f}). Raise critic.learning_rate, or give it "
+            "critic_warmup",
+        )
+    return None
+
+
+def _entropy(lines: Lines) -> Sign | None:
+    first, now = _start(lines, "actor/entropy"), _level(lines, "actor/entropy")
+    if first and now is not None and now < 0.15 * first:
+        return Sign(
+            "entropy", f"the policy no longer explores: entropy {now:.2f} nats after {first:.2f}. Raise entropy_coef"
+        )
+    return None
+
+
+def _parted(lines: Lines, name: str) -> Sign | None:
+    """The score climbs while a judge that only watches falls from its best."""
+    if len(lines) < 2 * SPAN or not all(name in line for line in lines):
+        return None
+    levels = [_level(lines[: i + 1], name) or 0.0 for i in range(SPAN - 1, len(lines))]
+    scores = [_level(lines[: i + 1], "score") or 0.0 for i in range(SPAN - 1, len(lines))]
+    best = max(range(len(levels)), key=levels.__getitem__)
+    gained = max(levels) - levels[0]
+    # noise alone moves a level by a little: what is lost must be a good part of the range that was seen
+    if scores[-1] > scores[best] and levels[best] - levels[-1] > max(0.3 * gained, 0.05 * abs(levels[best]), 0.02):
+        return Sign(
+            f"parted_{name}",
+            f"the score still rises and {name} falls ({levels[best]:.2f} at its best, now {levels[-1]:.2f}): "
+            "the reward is being gamed. Take an earlier checkpoint, raise kl.coef, or improve the reward model",
+        )
+    return None
+
+
+CHECKS: tuple[Callable[[Lines], Sign | None], ...] = (
+    _vanishing,
+    _growing,
+    _repeating,
+    _overspent,
+    _clipping,
+    _blind_critic,
+    _entropy,
+)

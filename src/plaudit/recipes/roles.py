@@ -1,0 +1,261 @@
+"""The composition of a PPO run: which concrete objects stand behind the roles, and what of them a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from plaudit import ops
+from plaudit.algorithms import ppo as algorithm
+from plaudit.algorithms.sft import scaled, sft_loss
+from plaudit.config import CRITIC_FREE, PPOConfig, SamplingConfig
+from plaudit.data import rows as data
+from plaudit.data.order import shuffled
+from plaudit.errors import ConfigError
+from plaudit.learner import Average, Learner, Loss, Scorer
+from plaudit.models.arrangements import CriticStart, RewardParts, arrange, further_reward
+from plaudit.models.load import load_reward_model
+from plaudit.models.network import Network
+from plaudit.recipes.common import one_vocabulary, prepared
+from plaudit.rewards.function import FunctionReward, is_function, load_function
+from plaudit.rewards.judge import Ensemble, Judge, Voice
+from plaudit.rewards.model import ModelReward
+from plaudit.rewards.source import RewardSource
+from plaudit.rollout.local import LocalEngine
+from plaudit.rollout.pool import Pool
+from plaudit.tokenizer import Tokenizer
+from plaudit.types import Prompt, Rollout, Sequences
+
+
+class Behaviour:
+    """The weights that sample, where they are to lag behind the actor's: a copy, put in their place while needed."""
+
+    def __init__(self, named: dict[str, torch.nn.Parameter]):
+        self.named = named
+        self.copy = {name: p.detach().clone() for name, p in named.items()}
+
+    def publish(self) -> None:
+        """The actor's present weights sample from now on."""
+        for name, p in self.named.items():
+            self.copy[name].copy_(p.detach())
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with exchanged(self.named, self.copy):
+            yield
+
+
+@contextmanager
+def exchanged(named: dict[str, torch.nn.Parameter], weights: dict[str, Tensor]) -> Iterator[None]:
+    """Inside, the parameters have these values; the two change places, so nothing is copied."""
+
+    def swap() -> None:
+        for name, p in named.items():
+            weights[name], p.data = p.data, weights[name]
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
+
+
+class LaggedEngine:
+    """An engine whose policy is the behaviour's: what it takes over, the behaviour takes over."""
+
+    def __init__(self, engine: LocalEngine, behaviour: Behaviour):
+        self.engine, self.behaviour = engine, behaviour
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seed: int) -> Rollout:
+        return self.engine.generate(prompts, sampling, seed=seed)
+
+    def load(self, version: int) -> None:
+        self.behaviour.publish()
+        self.engine.load(version)
+
+
+@dataclass
+class Composed:
+    """The roles of a run with what a checkpoint holds of them."""
+
+    roles: algorithm.Roles
+    state: algorithm.State
+    engine: LocalEngine
+    judge: Judge
+    behaviour: Behaviour | None
+    #: the weights that are to be saved in the end, where they are not the actor's last
+    average: Average | None
+    actor: dict[str, torch.nn.Parameter]
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Named tensors and plain values from which :meth:`restore` goes on."""
+        tensors = {f"{u.name}.{k}": v for u in self.roles.updates for k, v in u.learner.state().items()}
+        if self.average is not None:
+            tensors |= {f"average.{k}": v for k, v in self.average.weights.items()}
+        if self.behaviour is not None:
+            tensors |= {f"behaviour.{k}": v for k, v in self.behaviour.copy.items()}
+        if self.state.pool.size > 1:
+            tensors |= {f"pool.{k}": v for k, v in self.state.pool.state().items()}
+        tensors |= {f"judge.{k}": v for k, v in self.judge.state().items()}
+        s = self.state
+        return tensors, {"iteration": s.iteration, "kl_coef": s.kl_coef, "version": s.version}
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], reduction: ops.Reduction) -> None:
+        def part(name: str) -> dict[str, Tensor]:
+            return {k.removeprefix(f"{name}."): v for k, v in tensors.items() if k.startswith(f"{name}.")}
+
+        for update in self.roles.updates:
+            update.learner.load_state(part(update.name))
+        if self.average is not None:
+            self.average.weights = part("average")
+        self.state.iteration, self.state.kl_coef = meta["iteration"], meta["kl_coef"]
+        self.state.version = meta["version"]
+        self.state.pool.load_state(part("pool"), reduction)
+        self.judge.load_state(part("judge"))
+        if self.behaviour is not None:
+            self.behaviour.copy = part("behaviour")
+        self.reload()
+
+    def reload(self) -> None:
+        """The engine takes over the weights that sample now."""
+        with self.roles.behaviour():
+            self.engine.load(self.state.version)
+
+    @contextmanager
+    def result(self) -> Iterator[None]:
+        """Inside, the model has the weights that the run leaves behind: the average, where there is one."""
+        with exchanged(self.actor, self.average.weights) if self.average is not None else nullcontext():
+            yield
+
+
+def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, device: torch.device) -> Composed:
+    """Builds the roles of a run on ``model``, which becomes the actor.
+
+    Raises:
+        ConfigError: what is asked for does not go together; ModelError: a model is missing or unfit.
+    """
+    parts = None if is_function(config.reward) else _reward_parts(config.reward, tokenizer, device)
+    body = "none" if config.estimator in CRITIC_FREE else config.critic_from
+    made = arrange(model, parts, config.arrangement, CriticStart(body, config.critic_head, config.seed))
+    for network in (made.actor, made.critic, made.reference, made.reward):
+        if network is not None:
+            network.to(device)
+
+    def further(spec: str) -> RewardSource:
+        if is_function(spec):
+            return FunctionReward(load_function(spec), tokenizer, spec)
+        network = further_reward(model.base_model, _reward_parts(spec, tokenizer, device), config.arrangement)
+        return ModelReward(Scorer(network.to(device), device))
+
+    judge = _judge(config, tokenizer, made.reward, further, device)
+    state = algorithm.State(kl_coef=config.kl.coef, pool=Pool(config.pool.size, config.pool.max_age))
+    own = _own(config)
+    assert made.reference.language is not None
+    actor_loss = algorithm.actor_loss(config, made.reference.language, state, own)
+    if made.joint:
+        actor_loss = algorithm.joint_loss(config, actor_loss)
+    a_rollout = config.epochs * config.minibatches
+    steps = config.iterations * a_rollout
+    actor = Learner(
+        made.actor, config.actor, steps - config.critic_warmup * a_rollout, device, steps_per_rollout=a_rollout
+    )
+    average = Average(actor.named, config.ema_decay) if config.ema_decay else None
+    updates = [algorithm.Update("actor", actor, actor_loss, average)]
+    if made.critic is not None and not made.joint:
+        critic = Learner(made.critic, config.critic, steps, device, steps_per_rollout=a_rollout)
+        updates.append(algorithm.Update("critic", critic, algorithm.critic_loss(config)))
+    engine = LocalEngine(model, tokenizer.end_ids, trunk=made.trunk, head=made.head, device=device)
+    behaviour = Behaviour(actor.named) if config.pool.refresh_every > 1 else None
+    roles = algorithm.Roles(
+        engine=engine if behaviour is None else LaggedEngine(engine, behaviour),
+        judge=judge,
+        actor=Scorer(made.actor, device),
+        reference=Scorer(made.reference, device),
+        critic=None if made.critic is None else Scorer(made.critic, device),
+        prepare=made.prepare,
+        updates=updates,
+        head=made.reference.language,
+        feed=tokenizer.pad_id,
+        behaviour=nullcontext if behaviour is None else behaviour,
+        more=_ptx(config, tokenizer, made.trunk, device),
+        own=own,
+    )
+    return Composed(roles, state, engine, judge, behaviour, average, actor.named)
+
+
+def _reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device) -> RewardParts:
+    reward_model, head, reward_tokenizer = load_reward_model(folder)
+    one_vocabulary(tokenizer, reward_tokenizer, folder)
+    return RewardParts(reward_model.base_model.to(device), head.to(device))
+
+
+def _judge(
+    config: PPOConfig,
+    tokenizer: Tokenizer,
+    network: Network | None,
+    further: Callable[[str], RewardSource],
+    device: torch.device,
+) -> Judge:
+    first: RewardSource
+    if network is not None:
+        first = ModelReward(Scorer(network, device))
+    else:
+        first = FunctionReward(load_function(config.reward), tokenizer, config.reward)
+    if config.ensemble.members:
+        if functions := [m for m in (config.reward, *config.ensemble.members) if is_function(m)]:
+            raise ConfigError(f"ensemble: {functions[0]} is a function; members are reward models, use extra_rewards")
+        members = [first, *(further(member) for member in config.ensemble.members)]
+        first = Ensemble(members, config.ensemble.combine, config.ensemble.coef)
+
+    def voice(name: str, source: RewardSource, weight: float, clip: float, normalise: bool) -> Voice:
+        return Voice(name, source, weight, clip, ops.Moments() if normalise else None)
+
+    voices = [voice("reward", first, config.reward_weight, 0.0, config.reward_normalise)]
+    for i, s in enumerate(config.extra_rewards, 1):
+        voices.append(voice(f"extra{i}", further(s.source), s.weight, s.clip, s.normalise))
+    return Judge(voices, config.dense_reward)
+
+
+def _own(config: PPOConfig) -> algorithm.Own:
+    def found(spec: str) -> Callable[..., Any] | None:
+        return load_function(spec) if spec else None
+
+    f = config.functions
+    return algorithm.Own(
+        found(f.token_rewards),
+        found(f.advantages),
+        found(f.policy_loss),
+        tuple(load_function(spec) for spec in f.callbacks),
+    )
+
+
+def _ptx(config: PPOConfig, tokenizer: Tokenizer, trunk, device) -> Callable[[int], Sequence[tuple[Sequences, Loss]]]:
+    """What the actor's steps learn from besides: each step's rows follow from its number, every row once a pass."""
+    if not config.ptx.coef:
+        return lambda step: ()
+    rows, _ = data.demonstrations(config.ptx.data, tokenizer, limit=0, max_length=config.ptx.max_length)
+    loss = scaled(sft_loss, config.ptx.coef, "ptx")
+
+    def more(step: int) -> Sequence[tuple[Sequences, Loss]]:
+        index = turn(len(rows), config.ptx.batch_size, step, config.seed)
+        return [(prepared(rows.take(index).trim().to(device), trunk), loss)]
+
+    return more
+
+
+def turn(count: int, batch: int, number: int, seed: int) -> list[int]:
+    """The ``number``-th batch of an endless round: every row once an epoch, in an order drawn afresh for each."""
+    chosen = []
+    orders: dict[int, list[int]] = {}
+    for position in range(number * batch, (number + 1) * batch):
+        epoch, place = divmod(position, count)
+        if epoch not in orders:
+            orders[epoch] = shuffled(count, seed, epoch)
+        chosen.append(orders[epoch][place])
+    return chosen

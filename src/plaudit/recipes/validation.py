@@ -1,0 +1,96 @@
+"""Validation while PPO trains: held-out prompts, a judge of the user's choice, the best model, an early stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plaudit.algorithms.ppo import stream
+from plaudit.config import PPOConfig
+from plaudit.data import rows as data
+from plaudit.learner import Scorer
+from plaudit.models.arrangements import RewardParts
+from plaudit.models.load import load_reward_model
+from plaudit.models.network import Network
+from plaudit.models.stack import WholeStack
+from plaudit.recipes.common import one_vocabulary
+from plaudit.recipes.roles import Composed
+from plaudit.rewards.function import FunctionReward, is_function, load_function
+from plaudit.rewards.model import ModelReward
+from plaudit.rewards.source import RewardSource
+from plaudit.tokenizer import Tokenizer
+
+
+@dataclass
+class Validation:
+    """What was validated so far. ``measure`` judges the present model; without one nothing is ever due."""
+
+    every: int
+    patience: int
+    measure: Callable[[], float] | None = None
+    made: Composed | None = None
+    best: float = -math.inf
+    best_at: int = 0
+    without_gain: int = 0
+    last: float = math.nan
+
+    @classmethod
+    def of(cls, config: PPOConfig, made: Composed, tokenizer: Tokenizer, device: torch.device) -> Validation:
+        v = config.validation
+        if not v.prompts:
+            return cls(v.every, v.patience)
+        prompts, _ = data.prompts(v.prompts, tokenizer, max_tokens=config.max_prompt_tokens, long=config.long_prompts)
+        prompts = prompts[: v.count]
+        source = _source(v.judge, tokenizer, device)
+
+        def measure() -> float:
+            # the same draws every time: two validations differ by the model alone
+            made.engine.load(made.state.version)
+            rollout = made.engine.generate(prompts, config.sampling, seed=stream(config.seed, 0, 2))
+            return float(source.score(rollout).mean())
+
+        return cls(v.every, v.patience, measure, made)
+
+    def due(self, iteration: int) -> bool:
+        return self.measure is not None and iteration % self.every == 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether patience has run out."""
+        return bool(self.patience) and self.without_gain >= self.patience
+
+    def judge(self) -> float:
+        """Judges the present model, and remembers whether it is the best."""
+        assert self.measure is not None and self.made is not None
+        self.last = self.measure()
+        if self.last > self.best:
+            self.best, self.best_at, self.without_gain = self.last, self.made.state.iteration, 0
+        else:
+            self.without_gain += 1
+        return self.last
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "best_at": self.best_at, "without_gain": self.without_gain}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best, self.best_at, self.without_gain = state["best"], state["best_at"], state["without_gain"]
+
+    def summary(self) -> dict[str, Any]:
+        """For the run's summary; empty without validation."""
+        return {"validation_best": self.best, "validation_best_at": self.best_at} if self.best_at else {}
+
+
+def _source(judge: str, tokenizer: Tokenizer, device: torch.device) -> RewardSource:
+    if is_function(judge):
+        return FunctionReward(load_function(judge), tokenizer, judge)
+    model, head, its_tokenizer = load_reward_model(judge)
+    one_vocabulary(tokenizer, its_tokenizer, judge)
+    parts = RewardParts(model.base_model.to(device), head.to(device))
+    # whole, so that it reads answers without the roles' features
+    network = Network(WholeStack(parts.base), scalar=parts.head)
+    network.requires_grad_(False)
+    return ModelReward(Scorer(network, device))
