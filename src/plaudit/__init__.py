@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "128")
 
-_MODULES = ("ops", "types", "config", "recipes", "errors", "report")
-_STAGES = ("sft", "collect", "label", "reward", "ppo", "evaluate", "quickstart")
+_MODULES = ("ops", "types", "config", "conventions", "recipes", "errors", "report")
+_STAGES = ("sft", "collect", "label", "reward", "ppo", "dpo", "evaluate", "quickstart")
 
 
 def __getattr__(name: str) -> Any:

@@ -85,6 +85,21 @@ class Sequences(Rows):
             mask[i, : len(row)] = torch.tensor(chosen, dtype=torch.bool)
         return cls(tokens=tokens, mask=mask, lengths=lengths, features=torch.zeros(len(rows), width, 0), **extra)
 
+    @classmethod
+    def from_padded(cls, ids: Int[Tensor, "B S"], attention_mask: Int[Tensor, "B S"]) -> Sequences:
+        """Rows that come padded on either side, as (ids, attention_mask), repacked to the right; all tokens chosen.
+
+        Raises:
+            ValueError: a row's real tokens are not adjacent.
+        """
+        rows = []
+        for i, (row, real) in enumerate(zip(ids, attention_mask.bool(), strict=True)):
+            at = real.nonzero().flatten()
+            if len(at) and int(at[-1] - at[0]) + 1 != len(at):
+                raise ValueError(f"row {i}: its attention mask has a gap; padding stands before or behind a row")
+            rows.append(row[real].tolist())
+        return Sequences.pack(rows, [[True] * len(row) for row in rows])
+
     def text_end(self) -> Int[Tensor, " B"]:
         """Index of each row's last token of text, where a reward model reads its score."""
         return self.lengths - 1

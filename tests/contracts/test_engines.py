@@ -128,3 +128,14 @@ def test_an_impossible_token_is_never_drawn(vocabulary: int):
     logits[0, [1, 3]] = 0.0
     tokens, _ = sample(logits.repeat(4, 1), torch.tensor([0.0, 0.5, 0.9999999, 1.0]))
     assert set(tokens.tolist()) <= {1, 3}
+
+
+@pytest.mark.parametrize(("keys", "most"), [({"top_k": 2}, 2), ({"top_p": 1e-6}, 1)])
+def test_only_the_likeliest_tokens_are_drawn_where_that_is_asked_for(model, keys, most: int):
+    sampling = SamplingConfig(temperature=1.5, max_new_tokens=1, **keys)
+    rollout = LocalEngine(model, [10**6]).generate(PROMPTS[:1] * 40, sampling, seed=0)
+    drawn = {rollout.response_ids(i)[0] for i in range(40)}
+    network = Network(WholeStack(model.base_model), LanguageHead(model))
+    with torch.no_grad():
+        logits = network.language(network(rollout.take([0])).hidden[0, len(PROMPTS[0].ids) - 1])
+    assert drawn == set(logits.topk(most).indices.tolist())

@@ -12,6 +12,8 @@ import plaudit
 from plaudit.config import (
     ArrangementConfig,
     CollectConfig,
+    DPOConfig,
+    EnsembleConfig,
     EvaluateConfig,
     KLConfig,
     OptimizerConfig,
@@ -102,21 +104,70 @@ def _store(path, count: int = 80) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("loss", ["pairwise", "averaged_losers"])
-def test_a_reward_model_learns_what_was_preferred(cache, tmp_path, loss: str):
+REWARD_LOSSES = {
+    "pairwise": {},
+    "smoothed": {"label_smoothing": 0.1, "ties": "half", "centring": 0.01},
+    "averaged_losers": {"loss": "averaged_losers"},
+    "plackett_luce": {"loss": "plackett_luce"},
+    "pick_best": {"loss": "pick_best"},
+    "every_token": {"loss": "every_token"},
+}
+
+
+@pytest.mark.parametrize("name", REWARD_LOSSES)
+def test_a_reward_model_learns_what_was_preferred(cache, tmp_path, name: str):
     _store(tmp_path / "store.sqlite")
     optimizer = OptimizerConfig(learning_rate=3e-3)
     config = RewardConfig(
         out=str(tmp_path / "run"),
         model="tiny",
         store=str(tmp_path / "store.sqlite"),
-        loss=loss,
         epochs=6,
         optimizer=optimizer,
+        **REWARD_LOSSES[name],
     )
     summary = plaudit.reward(config)
     assert summary["reward_model_accuracy"] > 0.85
     assert summary["reward_model_accuracy"] > summary["longer_wins"]
+
+
+def test_dpo_learns_what_was_preferred(cache, tmp_path):
+    """On pairs it has not seen the preferred answer gains more over the reference than the other does."""
+    _store(tmp_path / "store.sqlite")
+    config = DPOConfig(
+        out=str(tmp_path / "run"),
+        model="tiny",
+        store=str(tmp_path / "store.sqlite"),
+        epochs=4,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+    summary = plaudit.dpo(config)
+    assert summary["accuracy"] > 0.8 and summary["loss"] < 0.6
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_ppo_against_reward_models_together_and_token_by_token(cache, tmp_path):
+    """An ensemble of two, and a dense reward: what the tokens are paid sums to the score."""
+    _store(tmp_path / "store.sqlite")
+    for seed in (0, 1):
+        plaudit.reward(
+            RewardConfig(
+                out=str(tmp_path / f"reward{seed}"),
+                model="tiny",
+                store=str(tmp_path / "store.sqlite"),
+                seed=seed,
+                train_blocks=1,
+                optimizer=FAST,
+            )
+        )
+    models = [str(tmp_path / f"reward{seed}" / "model") for seed in (0, 1)]
+    frozen = ArrangementConfig(kind="frozen_trunk", blocks=1)
+    few = {"iterations": 2, "batch_size": 16, "arrangement": frozen, "reward": models[0]}
+    alone = plaudit.ppo(_ppo(tmp_path / "alone", **few))
+    lower = plaudit.ppo(_ppo(tmp_path / "lower", ensemble=EnsembleConfig(members=models[1:], combine="worst"), **few))
+    assert lower["score_first"] < alone["score_first"]
+    dense = plaudit.ppo(_ppo(tmp_path / "dense", dense_reward=True, **few))
+    assert dense["score_first"] == pytest.approx(alone["score_first"], abs=1e-6)
 
 
 def test_the_whole_way_on_the_tiny_model(cache, tmp_path):

@@ -21,10 +21,10 @@ from plaudit.types import Preference, Sequences, Weights
 class Pairs(Sequences):
     """Two rows a pair, the chosen one first: row 2i is better than row 2i + 1. ``mask`` marks the answers' tokens.
 
-    ``ref_logprobs`` f32 (B,): the reference's log-probability of each answer, summed over its tokens.
+    ``ref_answer_logprobs`` f32 (B,): the reference's log-probability of each answer, summed over its tokens.
     """
 
-    ref_logprobs: Float[Tensor, " B"]
+    ref_answer_logprobs: Float[Tensor, " B"]
 
     def weights(self) -> Weights:
         """Each chosen row bears its pair's loss."""
@@ -61,7 +61,7 @@ def pairs_of(
             for row, mask in (rows[side] for side in ordered[at]):
                 ids.append(row)
                 masks.append(mask)
-    return Pairs.pack(ids, masks, ref_logprobs=torch.zeros(len(ids)))
+    return Pairs.pack(ids, masks, ref_answer_logprobs=torch.zeros(len(ids)))
 
 
 def answer_logprobs(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
@@ -74,7 +74,7 @@ def dpo_loss(beta: float, label_smoothing: float = 0.0) -> Loss:
 
     def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
         assert isinstance(rows, Pairs)
-        gained = beta * (answer_logprobs(outputs, rows) - rows.ref_logprobs)
+        gained = beta * (answer_logprobs(outputs, rows) - rows.ref_answer_logprobs)
         chosen, rejected = gained[::2], gained[1::2]
         losses = ops.bradley_terry(chosen, rejected, target=1 - label_smoothing)
         weight = weights.main[::2]

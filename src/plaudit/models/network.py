@@ -58,7 +58,8 @@ class LanguageHead(nn.Module):
 
 def scalar_head(weight: Float[Tensor, "1 H"], shift: float = 0.0) -> nn.Linear:
     """One linear unit, score = weight · hidden − shift, with its own copy of the weight."""
-    head = nn.Linear(weight.shape[1], 1)
+    # without its random start, which would draw from the global stream
+    head = nn.utils.skip_init(nn.Linear, weight.shape[1], 1)
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.fill_(-shift)

@@ -55,7 +55,7 @@ def dpo(config: DPOConfig, run: Run) -> Summary:
 
     # Before the first step the policy is the reference, so one model serves both; a resumed run takes what was kept.
     reference = run.once("reference", lambda: {"train": read(train), "held_out": read(held_out)})
-    train = replace(train, ref_logprobs=reference["train"])
+    train = replace(train, ref_answer_logprobs=reference["train"])
     order: list[torch.Tensor] = []
     for epoch in range(config.epochs):
         order += torch.tensor(shuffled(len(train) // 2, config.seed, epoch)).split(config.batch_pairs)
