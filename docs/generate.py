@@ -94,7 +94,12 @@ def conventions() -> str:
     for h in fields(Hyper):
         page.append(_row([f"`{h.name}`", *(_said(getattr(p.hyper, h.name)) for p in PRESETS.values())]))
     page += ["\n\n## Optimizer and schedule\n", _row(["key", *PRESETS]), _row(["---"] * (len(PRESETS) + 1))]
-    keys = dict.fromkeys(f"{s}.{k}" for p in PRESETS.values() for s, values in p.training.items() for k in values)
+    keys = dict.fromkeys(
+        key
+        for p in PRESETS.values()
+        for name, value in p.training.items()
+        for key in ([f"{name}.{k}" for k in value] if isinstance(value, dict) else [name])
+    )
     runs = [preset_config(name) for name in PRESETS]
     page += [_row([f"`{key}`", *(_said(value_at(run, key)) for run in runs)]) for key in keys if "critic." not in key]
     return "".join(page)

@@ -109,6 +109,8 @@ def test_an_unknown_system_or_no_case_fails(tmp_path, capsys):
         ("[3]", "case 1"),
         ('[{"what": 1}]', "neither"),
         ('[{"loss": "hinge"}]', "hinge"),
+        ('[{"system": "verl", "hyper": [], "inputs": {}}]', "form"),
+        ("[" * 100000, "JSON"),
         ('[{"system": "verl", "hyper": {}}]', "inputs"),
         ('[{"system": "verl", "hyper": {"klcoef": 1}, "inputs": {}}]', "klcoef"),
     ],
@@ -118,6 +120,16 @@ def test_a_malformed_file_is_named(tmp_path, capsys, text: str, said: str):
     file.write_text(text)
     assert main(["vectors", str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("system", [["a"], {"a": 1}])
+def test_a_system_that_is_no_name_fails(tmp_path, system):
+    assert main(["vectors", _write(tmp_path, [{"system": system}])]) == 1
+
+
+def test_a_case_that_compares_nothing_fails(tmp_path):
+    case = dict(next(c for c in CASES if c.get("system") == "verl")) | {"expected": {}}
+    assert "nothing was compared" in check([_write(tmp_path, [case])])[0].fault
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -219,6 +231,19 @@ def test_a_preset_reaches_the_quickstarts_run_and_leaves_its_own_keys():
     config = read(QuickstartConfig, None, ["ppo.conventions.preset=verl"])
     assert config.ppo.dual_clip == 3.0 and config.ppo.kl.place == "loss"
     assert config.ppo.monitors == ["gold", "vader"] and config.ppo.arrangement.precision == "auto"
+
+
+def test_a_preset_named_in_python_is_the_preset():
+    made = PPOConfig(conventions=Conventions(preset="trl-1"), gamma=0.9)
+    from_file = read(PPOConfig, None, ["conventions.preset=trl-1", "gamma=0.9"])
+    assert made == from_file
+    assert Conventions(preset="trl-1") == PRESETS["trl-1"].conventions
+
+
+def test_a_systems_preset_charges_nothing_that_is_plaudits_own():
+    for name in set(PRESETS) - {"plaudit"}:
+        config = read(PPOConfig, None, [f"conventions.preset={name}"])
+        assert config.truncation_penalty == 0 and config.length_penalty == 0
 
 
 def test_an_unknown_preset_or_choice_is_refused_by_name():

@@ -66,6 +66,7 @@ def same(a: Path, b: Path) -> bool:
 
 #: long enough for some answers to end before the limit
 LONG = {"sampling__max_new_tokens": 24, "batch_size": 64, "reward_normalise": True}
+ENDING = {"sampling__max_new_tokens": 24, "batch_size": 64}
 PIECES = {
     "kl_k2": {"kl__estimator": "k2"},
     "kl_k3": {"kl__estimator": "k3"},
@@ -91,7 +92,7 @@ PIECES = {
     "eps": {"actor__eps_corrected": False},
     "importance": {"pool__importance_cap": 2.0},
     "random_head": {"critic_head": "random"},
-    "fixed_length": {"sampling__fixed_length": True, **LONG},
+    "fixed_length": {"sampling__fixed_length": True, "truncation_penalty": 0.0, **LONG},
     "separate": {"arrangement__kind": "separate", "estimator": "rloo", "samples_per_prompt": 2},
     "shared": {"arrangement__kind": "shared_trunk", "estimator": "reinforce"},
     **{f"preset_{name}": {"conventions__preset": name} for name in PRESETS},
@@ -183,11 +184,11 @@ def test_updates_stop_once_the_policy_has_moved_far_enough(cache, tmp_path):
     assert free[0]["updates"] == 8 and held[0]["updates"] == 2
 
 
-def test_a_minibatch_out_of_bounds_changes_nothing(cache, tmp_path):
-    lines = metrics(config(tmp_path / "run", conventions__skip_above_mean_ratio=1e-3))
-    assert all(line["actor/skipped"] == 1 and "critic/value_loss" not in line for line in lines)
-    start = begin()
-    assert all(torch.equal(start[k], v) for k, v in weights(tmp_path / "run").items())
+def test_a_minibatch_out_of_bounds_is_left_out(cache, tmp_path):
+    """Steps so large that the mean ratio leaves 1: some minibatches are left out, and the run says how many."""
+    keys = {"conventions__skip_above_mean_ratio": 1.02, "actor__learning_rate": 0.05, "epochs": 4, "iterations": 1}
+    (line,) = metrics(config(tmp_path / "run", **keys))
+    assert 0 < line["actor/vetoed"] < 1
 
 
 def test_several_sources_are_weighed_apart_and_together(cache, tmp_path):
@@ -229,6 +230,37 @@ def test_an_own_function_that_returns_nonsense_is_named(cache, tmp_path, body: s
     with pytest.raises(PlauditError, match=said) as error:
         plaudit.ppo(config(tmp_path / "run", functions__token_rewards=f"{tmp_path}/mine.py:f"))
     assert "mine.py:f" in str(error.value)
+
+
+@pytest.mark.parametrize("what", ["raise ValueError('no')", "1 / 0", "raise SystemExit(0)"])
+@pytest.mark.parametrize("place", ["token_rewards", "advantages", "policy_loss", "callbacks"])
+def test_an_own_function_that_fails_is_named(cache, tmp_path, place: str, what: str):
+    (tmp_path / "mine.py").write_text(f"def f(*args):\n    {what}\n")
+    spec = f"{tmp_path}/mine.py:f"
+    with pytest.raises(PlauditError, match="mine.py:f raised"):
+        plaudit.ppo(config(tmp_path / "run", **{f"functions__{place}": [spec] if place == "callbacks" else spec}))
+
+
+def test_an_own_policy_loss_is_per_token(cache, tmp_path):
+    (tmp_path / "mine.py").write_text("def f(new, old, advantages): return (new * advantages).mean()\n")
+    with pytest.raises(PlauditError, match="return a tensor of"):
+        plaudit.ppo(config(tmp_path / "run", functions__policy_loss=f"{tmp_path}/mine.py:f"))
+
+
+def test_a_score_lands_where_it_is_said_whatever_the_neighbours_are(cache, tmp_path):
+    """Paid after the end: in every row whose answer is shorter than the limit, the longest of the batch too."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom plaudit import ops\n"
+        "def f(rewards, rollout):\n"
+        "    at = rewards.abs().argmax(1)\n"
+        "    short = rollout.terminated & (rollout.response_lengths() < 24)\n"
+        "    assert torch.equal(at[short], rollout.lengths[short]), (at, rollout.lengths)\n"
+        "    return rewards\n"
+    )
+    keys = {"conventions__score_position": "after_end", "kl__coef": 0.0, "reward": f"{tmp_path}/mine.py:one"}
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("def one(prompts, responses): return [5.0] * len(prompts)\n")
+    metrics(config(tmp_path / "run", functions__token_rewards=f"{tmp_path}/mine.py:f", **keys, **ENDING))
 
 
 def test_callbacks_hear_the_five_verbs(cache, tmp_path, monkeypatch):
@@ -322,6 +354,16 @@ IMPOSSIBLE = [
     (["actor.optimizer=adafactor", "actor.eps_corrected=false"], "eps_corrected"),
     (["kl.place=loss", "kl.controller=adaptive", "kl.coef=0.0"], "kl.coef"),
     (["conventions.tempered_logprobs=false", "pool.importance_cap=2.0"], "importance_cap"),
+    (["estimator=grpo", "samples_per_prompt=4", "kl.place=reward"], "kl.place"),
+    (["n_steps=3"], "n_steps"),
+    (["estimator=reinforce", "value_target=discounted_sum"], "value_target"),
+    (["stop_kl=0.1", "pool.refresh_every=2"], "stop_kl"),
+    (["sampling.fixed_length=true"], "truncation_penalty"),
+    (["kl.controller=adaptive", "kl.coef=0.0"], "kl.coef"),
+    (["conventions.skip_above_mean_ratio=0.5"], "skip_above_mean_ratio"),
+    (["conventions.kl_clamp.only=K1"], "only"),
+    (["reward_weight=inf"], "reward_weight"),
+    (["conventions.preset=[1]"], "preset"),
     (["sampling.top_p=0.9"], "top_p"),
     (["sampling.top_k=40"], "top_k"),
 ]

@@ -353,11 +353,24 @@ class PPOConfig(RunConfig):
     sample_every: int = Field(1, ge=1, description="iterations between samples written to samples.jsonl")
 
     def rebased(self, data: dict[str, Any]) -> Self:
-        """The defaults of the preset that the user's keys name: its choices, coefficients, optimizers and schedules."""
+        """The defaults of the preset that the user's keys name: its choices, coefficients, optimizers and schedules.
+
+        GRPO is defined with the KL in the loss, so it brings that.
+        """
         section = data.get("conventions")
-        name = section.get("preset") if isinstance(section, dict) else None
+        name = section.get("preset") if isinstance(section, dict) else getattr(section, "preset", None)
         preset = PRESETS.get(name) if isinstance(name, str) else None
-        return self if preset is None or name == "plaudit" else overlaid(self, preset_keys(preset))
+        base = self if preset is None or name == "plaudit" else overlaid(self, preset_keys(preset))
+        return overlaid(base, {"kl": {"place": "loss"}}) if data.get("estimator") == "grpo" else base
+
+    @model_validator(mode="before")
+    @classmethod
+    def _based(cls, data: Any) -> Any:
+        """The same for a configuration that is made in Python, where no file is read."""
+        if not isinstance(data, dict) or not ("conventions" in data or "estimator" in data):
+            return data
+        base = cls.model_construct().rebased(data)
+        return {name: getattr(base, name) for name in cls.model_fields if name not in data} | data
 
     def hyper(self) -> Hyper:
         """The coefficients of a step."""
@@ -400,6 +413,11 @@ class PPOConfig(RunConfig):
                 f"minibatches ({self.minibatches}) exceeds batch_size ({self.batch_size}) × samples_per_prompt; "
                 "lower it or raise batch_size"
             )
+        if 0 < self.conventions.skip_above_mean_ratio <= 1:
+            raise ValueError(
+                "conventions.skip_above_mean_ratio: the mean ratio is about 1, so this would skip every minibatch; use "
+                "for example 10, or 0 for off"
+            )
         if self.dual_clip and self.dual_clip <= 1:
             raise ValueError(f"dual_clip must be above 1, not {self.dual_clip:g} (3 is usual), or 0 for none")
         if self.whiten_rewards and self.answers == 1:
@@ -416,9 +434,17 @@ class PPOConfig(RunConfig):
             )
         if self.estimator == "n_step" and self.functions.advantages:
             raise ValueError("functions.advantages replaces estimator=n_step; use estimator=gae with it")
+        if self.estimator == "grpo" and self.kl.place == "reward" and self.kl.coef:
+            raise ValueError(
+                "kl.place: in groups of equal scores GRPO would blow up the KL of the rewards; use kl.place=loss"
+            )
+        if self.n_steps != 1 and self.estimator != "n_step":
+            raise ValueError(f"n_steps: estimator={self.estimator} does not know it; use estimator=n_step")
+        if self.functions.advantages and self.value_target != "lambda_return":
+            raise ValueError("value_target: functions.advantages returns the value target too; leave it out")
         if self.estimator in CRITIC_FREE:
-            for key in ("critic_warmup", "bootstrap_truncated"):
-                if getattr(self, key):
+            for key in ("critic_warmup", "bootstrap_truncated", "value_target", "critic_from", "critic_head"):
+                if getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"{key}: estimator={self.estimator} has no critic; use estimator=gae")
             if self.functions.advantages:
                 raise ValueError(f"functions.advantages: estimator={self.estimator} is one already; use estimator=gae")
@@ -426,8 +452,6 @@ class PPOConfig(RunConfig):
     def _combined(self) -> None:
         if not all(extra.source for extra in self.extra_rewards):
             raise ValueError("extra_rewards: each names its source, a reward model's folder or a function")
-        if self.ensemble.members and ":" in self.reward and not self.reward.endswith("/model"):
-            raise ValueError("ensemble.members are reward models; reward must be one too, not a function")
         if self.dense_reward and (self.ensemble.members or self.extra_rewards or self.reward_normalise):
             raise ValueError(
                 "dense_reward pays one reward model's prefix scores; leave out ensemble.members, extra_rewards and "
@@ -449,7 +473,15 @@ class PPOConfig(RunConfig):
             )
         if self.critic_warmup >= self.iterations:
             raise ValueError(f"critic_warmup ({self.critic_warmup}) leaves no iteration of {self.iterations}; lower it")
-        if self.kl.place == "loss" and self.kl.controller == "adaptive" and not self.kl.coef:
+        off_policy = self.pool.size > 1 or self.pool.refresh_every > 1
+        if self.stop_kl and off_policy:
+            raise ValueError(
+                "stop_kl measures the distance to the policy that sampled, which is not 0 at first where experience "
+                "is older; use stop_kl=0.0, or pool.size=1 and pool.refresh_every=1"
+            )
+        if self.sampling.fixed_length and self.truncation_penalty:
+            raise ValueError("truncation_penalty: with sampling.fixed_length no answer ends itself; use 0.0")
+        if self.kl.controller == "adaptive" and not self.kl.coef:
             raise ValueError("kl.coef: an adaptive coefficient that starts at 0 stays there; use for example 0.05")
 
 
@@ -471,7 +503,7 @@ def preset_keys(preset: Preset) -> dict[str, Any]:
         "loss_reduction": h.policy_loss_reduction,
     }
     for section, values in preset.training.items():
-        keys[section] = keys.get(section, {}) | dict(values)
+        keys[section] = keys.get(section, {}) | dict(values) if isinstance(values, dict) else values
     return keys
 
 

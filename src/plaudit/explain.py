@@ -42,6 +42,13 @@ def _clamp(c: KLClamp) -> str:
 
 #: step -> keys of the configuration that decide it, each with the words for a value
 STEPS: dict[str, dict[str, Phrase]] = {
+    "Sampling": {
+        "sampling.temperature": _number("at temperature {}"),
+        "sampling.fixed_length": _of({False: "an end token ends an answer", True: "answers run to the limit"}),
+        "samples_per_prompt": _number("{} answers a prompt"),
+        "pool.size": _number("minibatches from the newest {} rollouts"),
+        "pool.refresh_every": _number("the sampling policy is renewed every {} iterations"),
+    },
     "Log-probabilities": {
         "conventions.tempered_logprobs": _of(
             {True: "taken at the sampling temperature", False: "taken at temperature 1, whatever was sampled at"}
@@ -78,6 +85,9 @@ STEPS: dict[str, dict[str, Phrase]] = {
         "kl.controller": _of({"fixed": "a fixed price", "adaptive": "a price that steers KL to its target"}),
         "conventions.kl_over": _over("over {}"),
         "conventions.kl_clamp": _clamp,
+        "conventions.kl_gradient": _of(
+            {"kl": "in a loss: with the KL's own gradient", "estimator": "in a loss: the estimate is differentiated"}
+        ),
     },
     "Token rewards": {
         "whiten_rewards": _of({False: "left as they are", True: "scaled to unit variance"}),
@@ -94,6 +104,7 @@ STEPS: dict[str, dict[str, Phrase]] = {
                 "reinforce++": "by the rewards to come, whitened (REINFORCE++)",
             }
         ),
+        "n_steps": _number("n-step sums over {}"),
         "gamma": _number("discount {}"),
         "lam": _number("λ {}"),
         "conventions.credit_over": _over("recursion over {}"),
@@ -105,6 +116,8 @@ STEPS: dict[str, dict[str, Phrase]] = {
     },
     "Policy loss": {
         "clip_range": _number("ratio limited to 1 ± {}"),
+        "clip_range_above": _number("above 1 limited by {}", "the same above 1"),
+        "stop_kl": _number("updates stop at ½(log-ratio)² of {}", "updates do not stop early"),
         "dual_clip": _number("a negative advantage costs at most {} times itself", "no dual clip"),
         "conventions.ratio_clamp": _number("log-ratio limited to ± {}", "log-ratio not limited"),
         "conventions.skip_above_mean_ratio": _number(
@@ -133,6 +146,10 @@ STEPS: dict[str, dict[str, Phrase]] = {
             {"linear": "rate falls linearly", "cosine": "rate falls as a cosine", "constant": "constant rate"}
         ),
         "actor.schedule_per": _of({"step": "with every step", "rollout": "with every rollout"}),
+        "actor.learning_rate": _number("peak rate {}"),
+        "actor.warmup_steps": _number("{} steps of warm-up", "no warm-up by steps"),
+        "actor.warmup_fraction": _number("{} of all steps warm up", "no warm-up by share"),
+        "actor.final_fraction": _number("{} of the peak is left at the end", "nothing is left at the end"),
         "actor.max_grad_norm": _number("gradient norm limited to {}", "gradient norm not limited"),
         "actor.skip_nonfinite": _of({False: "a gradient that is not finite stops the run", True: "… is left out"}),
     },

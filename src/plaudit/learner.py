@@ -118,19 +118,21 @@ class Learner:
         how many of them share a learning rate where the schedule counts rollouts."""
         self.network, self.config, self.device = network, config, device
         self.total_steps = max(1, total_steps)
-        self.held = steps_per_rollout if config.schedule_per == "rollout" else 1
-        self.warmup = config.warmup_steps or round(config.warmup_fraction * self.total_steps)
+        self.steps_per_rollout = steps_per_rollout
+        fraction = config.warmup_fraction
+        self.warmup = round(fraction * self.total_steps) if fraction else config.warmup_steps
         self.named = {n: p for n, p in network.named_parameters() if p.requires_grad}
         decay = [p for p in self.named.values() if p.dim() >= 2]
         plain = [p for p in self.named.values() if p.dim() < 2]
         groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = make_optimizer(config, groups)
-        self.steps = 0
+        #: optimizer steps; batches, those that were skipped too; rollouts, which the caller counts
+        self.steps, self.batches, self.rollouts = 0, 0, 0
 
     def learning_rate(self) -> float:
         """The rate of the next step: a linear warm-up, then the schedule, counted in optimizer steps."""
         c = self.config
-        step = self.steps // self.held * self.held
+        step = self.rollouts * self.steps_per_rollout if c.schedule_per == "rollout" else self.steps
         if step < self.warmup:
             return c.learning_rate * (step + 1) / self.warmup
         if c.schedule == "constant":
@@ -162,8 +164,9 @@ class Learner:
         for rows, of_rows in ((batch, loss), *also):
             self._accumulate(rows, of_rows, totals)
         norm = torch.nn.utils.clip_grad_norm_(self.named.values(), self.config.max_grad_norm or math.inf).item()
+        vetoed = veto is not None and veto(totals)
         finite = math.isfinite(totals["loss"]) and math.isfinite(norm)
-        if not finite and not self.config.skip_nonfinite:
+        if not finite and not vetoed and not self.config.skip_nonfinite:
             self.optimizer.zero_grad(set_to_none=True)
             bad = next((n for n, p in self.named.items() if not torch.isfinite(p).all()), "")
             raise NonFinite(
@@ -171,13 +174,17 @@ class Learner:
                 f"{f', weights {bad} are not finite' if bad else ''}; nothing was stepped. Lower the learning rate, or "
                 "look at the last samples."
             )
-        skipped = not finite or (veto is not None and veto(totals))
+        skipped = vetoed or not finite
+        self.batches += 1
         if not skipped:
             self._set_rate(rate)
             self.optimizer.step()
             self.steps += 1
         self.optimizer.zero_grad(set_to_none=True)
-        return totals | {"grad_norm": norm, "learning_rate": rate, "skipped": float(skipped)}
+        measured = totals | {"grad_norm": norm, "learning_rate": rate}
+        # what is not a number says nothing in a mean; that it was left out is said
+        kept = {k: v for k, v in measured.items() if math.isfinite(v)}
+        return kept | {"skipped": float(skipped), "vetoed": float(vetoed)}
 
     def _accumulate(self, batch: Sequences, loss: Loss, totals: dict[str, float]) -> None:
         """Adds the batch's gradient to the weights' and its measurements to ``totals``."""
@@ -206,11 +213,11 @@ class Learner:
         for name, p in self.named.items():
             for key, value in self.optimizer.state.get(p, {}).items():
                 state[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
-        return state | {"steps": torch.tensor(self.steps)}
+        return state | {"steps": torch.tensor(self.steps), "batches": torch.tensor(self.batches)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of :meth:`state`."""
-        self.steps = int(state["steps"])
+        self.steps, self.batches = int(state["steps"]), int(state["batches"])
         for name, p in self.named.items():
             with torch.no_grad():
                 p.copy_(state[f"weight.{name}"])

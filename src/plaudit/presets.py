@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plaudit.schema import Frozen
 
 if TYPE_CHECKING:
     # the commands read configurations before they load torch
     from plaudit.ops import KLEstimator, Reduction
+
+#: filled below, once the classes are there
+PRESETS: dict[str, Preset] = {}
 
 #: Positions of a row whose response has n tokens: those n; the one after them too, where the row has it; or all.
 Span = Literal["response", "one_after", "row"]
@@ -42,7 +45,9 @@ class KLClamp(Frozen):
 
     argument: float = Field(0.0, ge=0, description="limit ± of the log-ratio the estimate is made of; 0: none")
     estimate: float = Field(0.0, ge=0, description="limit ± of the estimate; 0: none")
-    only: str = Field("", description="the one estimator that is limited; empty: every one")
+    only: Literal["", "k1", "k2", "k3", "abs", "full"] = Field(
+        "", description="the one estimator that is limited; empty: every one"
+    )
 
     def __str__(self) -> str:
         limits = [f"{name} ± {v:g}" for name, v in (("log-ratio", self.argument), ("estimate", self.estimate)) if v]
@@ -51,6 +56,14 @@ class KLClamp(Frozen):
 
 class Conventions(Frozen):
     """The choices of one step. The defaults are Plaudit's own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen(cls, data: Any) -> Any:
+        """What is not given is the named preset's."""
+        name = data.get("preset") if isinstance(data, dict) else None
+        preset = PRESETS.get(name) if isinstance(name, str) else None
+        return data if preset is None else preset.conventions.model_dump() | data
 
     preset: PresetName = Field(
         "plaudit", description="a system's choices by name; it sets the defaults of all keys below and of its step"
@@ -67,6 +80,9 @@ class Conventions(Frozen):
     )
     value_loss_over: Span = Field("response", description="where the value loss is taken")
     kl_clamp: KLClamp = Field(KLClamp(), description="limits of the per-token KL estimate")
+    kl_gradient: Literal["kl", "estimator"] = Field(
+        "kl", description="KL in the loss: its own gradient whatever the estimate, or that of the estimate as it stands"
+    )
     reward_whitening: Whitening = Field(
         Whitening(keep_mean=True), description="how rewards are whitened, where that is asked for (whiten_rewards)"
     )
@@ -74,7 +90,7 @@ class Conventions(Frozen):
     advantage_whitening: Whitening = Field(Whitening(), description="how advantages are whitened")
     ratio_clamp: float = Field(0.0, ge=0, description="limit ± of the log-ratio of new to old policy; 0: none")
     skip_above_mean_ratio: float = Field(
-        0.0, ge=0, description="a minibatch whose mean ratio is above this changes nothing; 0: off"
+        0.0, ge=0, description="a minibatch whose mean ratio is above this (more than 1) changes nothing; 0: off"
     )
     tempered_logprobs: bool = Field(
         True, description="log-probabilities at the sampling temperature; otherwise at 1, whatever was sampled at"
@@ -117,13 +133,14 @@ class Preset:
 
 
 def _optimizer(**changes: Any) -> dict[str, Any]:
-    return {"actor": changes, "critic": changes}
+    # the price of an unended answer is Plaudit's own
+    return {"actor": changes, "critic": changes, "truncation_penalty": 0.0}
 
 
 #: Ziegler et al. 2019: the defaults of its controller, which TRL took over
 ADAPTIVE = {"controller": "adaptive", "target": 6.0, "horizon": 10000.0}
 
-PRESETS: dict[str, Preset] = {
+PRESETS |= {
     p.conventions.preset: p
     for p in (
         Preset(Conventions(), Hyper()),
@@ -140,7 +157,9 @@ PRESETS: dict[str, Preset] = {
             ),
             Hyper(kl_coef=0.15, vf_coef=0.1, whiten_rewards=True),
             {"kl": ADAPTIVE, "sampling": {"fixed_length": True}}
-            | _optimizer(eps=1e-5, eps_corrected=False, max_grad_norm=0.0, schedule="linear", final_fraction=0.0),
+            | _optimizer(
+                eps=1e-5, eps_corrected=False, max_grad_norm=0.0, schedule="linear", final_fraction=0.0, warmup_steps=0
+            ),
         ),
         Preset(
             Conventions(
@@ -195,6 +214,7 @@ PRESETS: dict[str, Preset] = {
         Preset(
             Conventions(
                 preset="verl",
+                kl_gradient="estimator",
                 kl_clamp=KLClamp(argument=20.0, estimate=10.0, only="k3"),
                 advantage_whitening=Whitening(unbiased=True),
                 ratio_clamp=20.0,

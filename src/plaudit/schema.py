@@ -21,7 +21,7 @@ C = TypeVar("C", bound="Frozen")
 class Frozen(BaseModel):
     """Base of every configuration: unknown keys are errors, values are not coerced, nothing changes after reading."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def rebased(self, data: dict[str, Any]) -> Self:
         """These defaults as the user's own keys ``data`` make them: a key may bring the defaults of others with it."""

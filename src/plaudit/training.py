@@ -37,22 +37,22 @@ def fit(
     saved = time.time()
     if found := run.newest_checkpoint():
         learner.load_state(found[0])
-    run.forget_after(learner.steps)
-    with graceful() as stop, Bar(title, steps, learner.steps) as bar:
-        while learner.steps < steps:
+    run.forget_after(learner.batches)
+    with graceful() as stop, Bar(title, steps, learner.batches) as bar:
+        while learner.batches < steps:
             try:
-                metrics = learner.step(batch_at(learner.steps), loss)
+                metrics = learner.step(batch_at(learner.batches), loss)
             except NonFinite:
-                run.save_checkpoint(learner.steps, learner.state(), {})
+                run.save_checkpoint(learner.batches, learner.state(), {})
                 raise
-            run.log(learner.steps, metrics)
-            if learner.steps % STEPS_BETWEEN_RELEASES == 0:
+            run.log(learner.batches, metrics)
+            if learner.batches % STEPS_BETWEEN_RELEASES == 0:
                 devices.release_memory()
             bar.advance("  ".join(f"{k} {metrics[k]:.3f}" for k in ("loss", "accuracy") if k in metrics))
-            if time.time() - saved > SECONDS_BETWEEN_CHECKPOINTS and learner.steps < steps:
-                run.save_checkpoint(learner.steps, learner.state(), {})
+            if time.time() - saved > SECONDS_BETWEEN_CHECKPOINTS and learner.batches < steps:
+                run.save_checkpoint(learner.batches, learner.state(), {})
                 saved = time.time()
-            if stop.requested and learner.steps < steps:
-                run.save_checkpoint(learner.steps, learner.state(), {})
-                raise interrupted(run, f"step {learner.steps} of {steps}")
+            if stop.requested and learner.batches < steps:
+                run.save_checkpoint(learner.batches, learner.state(), {})
+                raise interrupted(run, f"step {learner.batches} of {steps}")
     return metrics

@@ -55,9 +55,11 @@ def check(files: Sequence[str | Path]) -> list[Result]:
                 continue
             try:
                 pairs = list(compute(case))
-            except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            except (KeyError, TypeError, ValueError, IndexError, RuntimeError, AttributeError, OverflowError) as error:
                 what = f"no {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
                 raise DataError(f"{where}: not of the known form: {what}") from None
+            if not pairs:
+                result.fault = result.fault or f"FAILED: {where}: nothing is expected, so nothing was compared"
             tolerance = TOLERANCE_FLOAT32 if "float32" in str(case.get("source", "")) else TOLERANCE
             for quantity, ours, theirs in pairs:
                 if ours.shape != theirs.shape:
@@ -77,7 +79,7 @@ def _cases(path: Path) -> Iterator[tuple[str, Case]]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable as JSON: {error}") from None
     cases = data if isinstance(data, list) else [data]
     for number, case in enumerate(cases, 1):
@@ -93,7 +95,8 @@ Pairs = Iterator[tuple[str, Tensor, Tensor]]
 def _kind(case: Case, where: str) -> tuple[str, Callable[[Case], Pairs] | None]:
     """The line a case is counted on, and what computes it; None where the system is unknown."""
     if "system" in case:
-        return str(case["system"]), _step if case["system"] in PRESETS else None
+        name = str(case["system"])
+        return name, _step if name in PRESETS else None
     if "loss" in case:
         name = str(case["loss"])
         if name not in REWARD_LOSSES:

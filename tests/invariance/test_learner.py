@@ -121,6 +121,38 @@ def test_a_loss_that_is_no_number_steps_nothing():
     assert learner.steps == 1
 
 
+def test_a_step_that_is_left_out_is_counted_and_the_loop_goes_on():
+    learner = Learner(_network(), OptimizerConfig(learning_rate=1.0, skip_nonfinite=True), 5)
+    before = copy.deepcopy(learner.network.state_dict())
+
+    def broken(outputs, rows, weights):
+        return token_logprobs(outputs, rows).sum() * math.nan, {}
+
+    measured = learner.step(_rows(), broken)
+    assert measured["skipped"] == 1 and all(math.isfinite(v) for v in measured.values())
+    assert (learner.steps, learner.batches) == (0, 1)
+    assert all(torch.equal(before[k], v) for k, v in learner.network.state_dict().items())
+
+
+def test_a_step_that_is_refused_changes_nothing():
+    learner = Learner(_network(), OptimizerConfig(learning_rate=1.0), 5)
+    before = copy.deepcopy(learner.network.state_dict())
+    measured = learner.step(_rows(), sft_loss, veto=lambda seen: seen["nll"] > 0)
+    assert (measured["skipped"], measured["vetoed"], learner.steps) == (1, 1, 0)
+    assert all(torch.equal(before[k], v) for k, v in learner.network.state_dict().items())
+
+
+def test_a_schedule_by_rollouts_holds_its_rate_within_one_however_many_steps_it_has():
+    config = OptimizerConfig(learning_rate=1.0, schedule_per="rollout")
+    learner = Learner(_network(), config, 8, steps_per_rollout=4)
+    rates = []
+    for learner.rollouts, steps in ((0, 4), (1, 2)):
+        for _ in range(steps):
+            rates.append(learner.learning_rate())
+            learner.steps += 1
+    assert rates == [1.0] * 4 + [0.5] * 2
+
+
 def test_the_schedule_counts_optimizer_steps():
     """Two steps of warm-up to 1, then linearly to 0 over the remaining four."""
     learner = Learner(_network(), OptimizerConfig(learning_rate=1.0, warmup_steps=2, micro_batch_tokens=4), 6)

@@ -58,7 +58,7 @@ def assign(
     at_end = facts.scores - facts.dense.sum(1)
     rewards = token_rewards(c, at_end, facts.kl, rows, kl_coef) + facts.dense
     if own_rewards is not None:
-        rewards = _checked(own_rewards(rewards, rollout), rewards, cfg.functions.token_rewards)
+        rewards = checked(own_rewards(rewards, rollout), rewards, cfg.functions.token_rewards)
     whitened = whiten(c.reward_whitening, rewards, rows) if cfg.whiten_rewards else rewards
     values = torch.where(rows.span(c.values_over), facts.values, 0.0)
     over = credited(c, rows)
@@ -66,7 +66,7 @@ def assign(
         made = own_advantages(whitened, values, over)
         if not isinstance(made, tuple) or len(made) != 2:
             raise PlauditError(f"{cfg.functions.advantages}: returns no pair; return (advantages, returns)")
-        advantages, returns = (_checked(x, rewards, cfg.functions.advantages) for x in made)
+        advantages, returns = (checked(x, rewards, cfg.functions.advantages) for x in made)
     else:
         advantages, returns = _estimate(cfg, whitened, values, over, facts.bootstrap)
     if cfg.value_target == "discounted_sum":
@@ -100,7 +100,12 @@ def _estimate(
     return torch.where(mask, per_answer[:, None], 0.0), torch.zeros_like(rewards)
 
 
-def _checked(made: Any, like: Tensor, who: str) -> Tensor:
+def checked(made: Any, like: Tensor, who: str) -> Tensor:
+    """What a user's function returned, if it is a finite tensor of the shape of ``like``.
+
+    Raises:
+        PlauditError: otherwise, naming the function.
+    """
     if not isinstance(made, Tensor) or made.shape != like.shape:
         shape = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise PlauditError(f"{who}: returned {shape}; return a tensor of {tuple(like.shape)}")

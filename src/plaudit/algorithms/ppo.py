@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from plaudit import ops
-from plaudit.algorithms.credit import Advantages, Facts, TokenRewards, assign
+from plaudit.algorithms.credit import Advantages, Facts, TokenRewards, assign, checked
 from plaudit.config import CRITIC_FREE, PPOConfig
-from plaudit.conventions import Positions, estimated_kl, limited_kl
-from plaudit.errors import NonFinite
+from plaudit.conventions import Credit, Positions, estimated_kl, limited_kl
+from plaudit.errors import NonFinite, PlauditError
 from plaudit.learner import Average, Learner, Loss, Stats, weighted
 from plaudit.models.network import (
     LanguageHead,
@@ -179,10 +179,10 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
     # Publish: every few iterations the improved policy takes over the sampling, at an adjusted price of KL.
     state.iteration += 1
     if state.iteration % cfg.pool.refresh_every == 0:
-        state.version = state.iteration
+        state.version += 1
         roles.engine.load(state.version)
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
-    metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit.returns, facts.values, updates)
+    metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef
     if cfg.kl.controller == "adaptive":
         state.kl_coef = ops.adaptive_kl_coef(
@@ -196,11 +196,14 @@ def as_read(cfg: PPOConfig, rollout: Rollout, roles: Roles) -> tuple[Rollout, Po
     """The rollout as the conventions look at it: where they look beyond the last token, a token is fed there."""
     limit = cfg.sampling.max_new_tokens
     widest = cfg.conventions.widest()
+    start = rollout.mask.int().argmax(1, keepdim=True)
     rows = rollout
     if widest != "response":
         room = (limit - rollout.response_lengths()).clamp(min=0)
         rows = roles.prepare(rollout.fed(room.clamp(max=1) if widest == "one_after" else room, roles.feed))
-    start = rows.mask.int().argmax(1, keepdim=True)
+    if widest != "response" or cfg.conventions.score_position != "last":
+        # every row has its positions up to the limit, however long its neighbours are
+        rows = rows.widen(max(rows.mask.shape[1], int(start.max()) + limit))
     within = torch.arange(rows.mask.shape[1]) < start + limit
     return rows, Positions(rows.mask, within | rows.real())
 
@@ -279,6 +282,8 @@ def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[st
     """The iteration's updates, one a minibatch, until they are done or the policy has moved far enough."""
     generator = torch.Generator().manual_seed(stream(cfg.seed, state.iteration, 1))
     critic_only = state.iteration < cfg.critic_warmup
+    for update in roles.updates:
+        update.learner.rollouts = state.iteration - cfg.critic_warmup * (update.name == "actor")
     for minibatch in state.pool.minibatches(cfg.epochs, cfg.minibatches, generator):
         stats = improve(cfg, roles, minibatch, critic_only=critic_only)
         yield stats
@@ -296,13 +301,13 @@ def improve(cfg: PPOConfig, roles: Roles, minibatch: Experience, *, critic_only:
         step: dict[str, float] = update.learner.step(
             minibatch,
             update.loss,
-            also=roles.more(update.learner.steps) if update.name == "actor" else (),
+            also=roles.more(update.learner.batches) if update.name == "actor" else (),
             veto=(lambda measured: measured["ratio"] > limit) if limit and update.name == "actor" else None,
         )
         stats |= {f"{update.name}/{k}": v for k, v in step.items()}
-        if step["skipped"]:
+        if step["vetoed"]:
             break
-        if update.average is not None:
+        if update.average is not None and not step["skipped"]:
             update.average.update(update.learner.named)
     return stats
 
@@ -317,7 +322,12 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
         assert isinstance(rows, Experience)
         logprobs, entropy = token_policy(outputs, rows, t, entropy_gradient=cfg.entropy_coef > 0)
         if own.policy_loss is not None:
-            policy = torch.where(rows.mask, own.policy_loss(logprobs, rows.logprobs, rows.advantages), 0.0)
+            made = own.policy_loss(logprobs, rows.logprobs, rows.advantages)
+            if isinstance(made, Tensor) and not made.requires_grad:
+                raise PlauditError(
+                    f"{cfg.functions.policy_loss}: its losses carry no gradient to the log-probabilities"
+                )
+            policy = torch.where(rows.mask, checked(made, logprobs, cfg.functions.policy_loss), 0.0)
         else:
             policy = ops.policy_loss(
                 logprobs, rows.logprobs, rows.advantages, hyper.clip, dual_clip=hyper.dual_clip, ratio_clamp=clamp
@@ -339,7 +349,10 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
             if cfg.kl.estimator == "full":
                 kl = token_kl(outputs, rows, rows.ref_hidden, reference, t)
             else:
-                kl = ops.kl_loss(logprobs, rows.logprobs, rows.ref_logprobs, cfg.kl.estimator)
+                kl = estimated_kl(c.kl_clamp, logprobs, rows.ref_logprobs, cfg.kl.estimator)
+                if c.kl_gradient == "kl":
+                    own_gradient = ops.kl_loss(logprobs, rows.logprobs, rows.ref_logprobs, "k1")
+                    kl = kl.detach() + own_gradient - own_gradient.detach()
             total = total + state.kl_coef * kl
             stats["kl_loss"] = kl
         return (total * weights.main).sum(), weighted(stats, weights.places)
@@ -381,7 +394,7 @@ def iteration_metrics(
     scores: Tensor,
     kl: Tensor,
     read: Read,
-    returns: Tensor,
+    credit: Credit,
     values: Tensor,
     updates: Sequence[dict[str, float]],
 ) -> dict[str, float]:
@@ -402,14 +415,16 @@ def iteration_metrics(
         "truncated": float((~rollout.terminated).float().mean()),
         "updates": float(len(updates)),
     }
-    if len(judgement.sources) > 1:
+    if len(judgement.sources) > 1 or cfg.reward_normalise or cfg.reward_weight != 1:
         metrics |= {f"score/{name}": float(x.mean()) for name, x in judgement.sources.items()}
     if cfg.estimator not in CRITIC_FREE:
+        returns = credit.returns
         residual = ops.masked_mean((returns - values).square(), mask)
         spread = ops.masked_mean((returns - ops.masked_mean(returns, mask)).square(), mask)
         metrics["explained_variance"] = float(1 - residual / spread.clamp(min=1e-8))
     elif cfg.samples_per_prompt > 1:
-        metrics["equal_groups"] = float(ops.equal_groups(scores, cfg.samples_per_prompt).float().mean())
+        compared = ops.masked_sum(credit.whitened_rewards, mask)
+        metrics["equal_groups"] = float(ops.equal_groups(compared, cfg.samples_per_prompt).float().mean())
     if cfg.conventions.tempered_logprobs or cfg.sampling.temperature == 1:
         metrics["engine_gap"] = float(ops.masked_mean((rollout.logprobs - read.logprobs).abs(), mask))
     if "actor/log_ratio_max" in updates[0]:

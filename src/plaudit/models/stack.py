@@ -273,7 +273,8 @@ class Trunk:
         features = torch.zeros(*rows.tokens.shape, self.width, device=rows.tokens.device)
         for index in Sequences.micro_batches(rows, token_budget):
             tokens = rows.take(index).trim().tokens
-            features[index, : tokens.shape[1]] = self._features(tokens).float()
+            made = self._features(tokens.to(next(self.base.parameters()).device))
+            features[index, : tokens.shape[1]] = made.float().to(features.device)
         return replace(rows, features=features)
 
     def _features(self, tokens: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from plaudit import device as devices
 from plaudit.algorithms import ppo as algorithm
 from plaudit.config import PPOConfig
 from plaudit.data import rows as data
-from plaudit.errors import NonFinite
+from plaudit.errors import NonFinite, RunError
 from plaudit.evaluation.compare import distinct, level, repeated
 from plaudit.inspection import health
 from plaudit.models.load import load_language_model, save_language_model
@@ -63,11 +63,10 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             try:
                 iteration = algorithm.ppo_iteration(config, made.roles, state, [prompts[i] for i in numbers])
             except NonFinite as error:
-                if state.iteration:
-                    checkpoint()
-                raise NonFinite(f"iteration {state.iteration + 1}: {error}") from None
+                # what has been stepped in this iteration is left out: the newest checkpoint is of a whole one
+                raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
             metrics = _metrics(iteration, tokenizer, watches)
-            if validation.due(state.iteration):
+            if validation.due(state.iteration, config.iterations):
                 with made.result():
                     metrics["validation"] = validation.judge()
                     if validation.best_at == state.iteration and config.validation.keep_best:
@@ -86,10 +85,14 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         # a run that was killed after this step finds the model in its place
         if run.path("best").is_dir():
             _keep(run.path("best"), run.path("model"))
+        elif not run.path("model").is_dir():
+            raise RunError(f"{run.path('best')}: the best model so far is gone; start anew with another out=…")
     else:
         with made.result():
             write_model(run.path("model"))
     lines = read_jsonl(run.path("metrics.jsonl"))
+    if not lines:
+        raise RunError(f"{run.path('metrics.jsonl')}: holds no whole line; start anew with another out=…")
     return {
         "iterations": state.iteration,
         "prompts": counted.rows,
@@ -98,6 +101,11 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         **{f"{k}_first": lines[0][k] for k in FIRST_AND_LAST},
         **{f"{k}_last": lines[-1][k] for k in FIRST_AND_LAST},
     }
+
+
+def _what_is_kept(run: Run) -> str:
+    places = sorted(run.path("checkpoints").glob("step-*"))
+    return f"The newest checkpoint is {places[-1]}" if places else "There is no checkpoint yet"
 
 
 def _keep(best: Path, model: Path) -> None:

@@ -23,7 +23,7 @@ from plaudit.models.arrangements import CriticStart, RewardParts, arrange, furth
 from plaudit.models.load import load_reward_model
 from plaudit.models.network import Network
 from plaudit.recipes.common import one_vocabulary, prepared
-from plaudit.rewards.function import FunctionReward, is_function, load_function
+from plaudit.rewards.function import FunctionReward, guarded, is_function, load_function
 from plaudit.rewards.judge import Ensemble, Judge, Voice
 from plaudit.rewards.model import ModelReward
 from plaudit.rewards.source import RewardSource
@@ -84,6 +84,7 @@ class LaggedEngine:
 class Composed:
     """The roles of a run with what a checkpoint holds of them."""
 
+    model: PreTrainedModel
     roles: algorithm.Roles
     state: algorithm.State
     engine: LocalEngine
@@ -113,13 +114,13 @@ class Composed:
         for update in self.roles.updates:
             update.learner.load_state(part(update.name))
         if self.average is not None:
-            self.average.weights = part("average")
+            _copy(self.average.weights, part("average"))
         self.state.iteration, self.state.kl_coef = meta["iteration"], meta["kl_coef"]
         self.state.version = meta["version"]
         self.state.pool.load_state(part("pool"), reduction)
         self.judge.load_state(part("judge"))
         if self.behaviour is not None:
-            self.behaviour.copy = part("behaviour")
+            _copy(self.behaviour.copy, part("behaviour"))
         self.reload()
 
     def reload(self) -> None:
@@ -132,6 +133,12 @@ class Composed:
         """Inside, the model has the weights that the run leaves behind: the average, where there is one."""
         with exchanged(self.actor, self.average.weights) if self.average is not None else nullcontext():
             yield
+
+
+def _copy(mine: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    """Stored values into tensors that are there, where they are (their device)."""
+    for name, value in stored.items():
+        mine[name].copy_(value)
 
 
 def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, device: torch.device) -> Composed:
@@ -186,7 +193,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
         more=_ptx(config, tokenizer, made.trunk, device),
         own=own,
     )
-    return Composed(roles, state, engine, judge, behaviour, average, actor.named)
+    return Composed(model, roles, state, engine, judge, behaviour, average, actor.named)
 
 
 def _reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device) -> RewardParts:
@@ -224,15 +231,11 @@ def _judge(
 
 def _own(config: PPOConfig) -> algorithm.Own:
     def found(spec: str) -> Callable[..., Any] | None:
-        return load_function(spec) if spec else None
+        return guarded(load_function(spec), spec) if spec else None
 
     f = config.functions
-    return algorithm.Own(
-        found(f.token_rewards),
-        found(f.advantages),
-        found(f.policy_loss),
-        tuple(load_function(spec) for spec in f.callbacks),
-    )
+    callbacks = tuple(guarded(load_function(spec), spec) for spec in f.callbacks)
+    return algorithm.Own(found(f.token_rewards), found(f.advantages), found(f.policy_loss), callbacks)
 
 
 def _ptx(config: PPOConfig, tokenizer: Tokenizer, trunk, device) -> Callable[[int], Sequence[tuple[Sequences, Loss]]]:

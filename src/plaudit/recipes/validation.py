@@ -17,7 +17,7 @@ from plaudit.models.arrangements import RewardParts
 from plaudit.models.load import load_reward_model
 from plaudit.models.network import Network
 from plaudit.models.stack import WholeStack
-from plaudit.recipes.common import one_vocabulary
+from plaudit.recipes.common import fits, one_vocabulary
 from plaudit.recipes.roles import Composed
 from plaudit.rewards.function import FunctionReward, is_function, load_function
 from plaudit.rewards.model import ModelReward
@@ -45,6 +45,7 @@ class Validation:
             return cls(v.every, v.patience)
         prompts, _ = data.prompts(v.prompts, tokenizer, max_tokens=config.max_prompt_tokens, long=config.long_prompts)
         prompts = prompts[: v.count]
+        fits(made.model, prompts, config.sampling)
         source = _source(v.judge, tokenizer, device)
 
         def measure() -> float:
@@ -55,8 +56,9 @@ class Validation:
 
         return cls(v.every, v.patience, measure, made)
 
-    def due(self, iteration: int) -> bool:
-        return self.measure is not None and iteration % self.every == 0
+    def due(self, iteration: int, last: int) -> bool:
+        """Every so many iterations, and at the last one."""
+        return self.measure is not None and (iteration % self.every == 0 or iteration == last)
 
     @property
     def exhausted(self) -> bool:

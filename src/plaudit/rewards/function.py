@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from plaudit.errors import ConfigError, PlauditError
+from plaudit.errors import ConfigError, PlauditError, first_line
 from plaudit.tokenizer import Tokenizer
 from plaudit.types import Rollout
 
@@ -51,9 +51,10 @@ class FunctionReward:
         prompts, responses = [prompt.text for prompt in rollout.prompts], self.tokenizer.responses(rollout)
         try:
             scores = list(self.function(prompts, responses, **columns))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = self._row_at_fault(prompts, responses, columns)
-            raise RewardError(f"reward function {self.name} raised {type(error).__name__}{where}: {error}") from error
+            what = f"{type(error).__name__}{where}: {first_line(error)}"
+            raise RewardError(f"reward function {self.name} raised {what}") from error
         return torch.tensor(checked(scores, len(rollout), f"reward function {self.name}"))
 
     def _row_at_fault(self, prompts: list[str], responses: list[str], columns: dict[str, list[Any]]) -> str:
@@ -61,7 +62,7 @@ class FunctionReward:
         for row, response in enumerate(responses):
             try:
                 list(self.function([prompts[row]], [response], **{k: [v[row]] for k, v in columns.items()}))
-            except Exception:
+            except (Exception, SystemExit):
                 return f" at row {row} ({prompts[row][:40]!r})"
         return ""
 
@@ -85,12 +86,32 @@ def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
     return [float(score) for score in scores]
 
 
+def guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
+    """``function``, whose failures name it.
+
+    Raises:
+        RewardError: it raised, or tried to end the process.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except PlauditError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RewardError(f"{who} raised {type(error).__name__}: {first_line(error)}") from error
+
+    return called
+
+
 def load_function(spec: str) -> Callable[..., Any]:
     """The function named by ``file.py:name`` or ``module:name``.
 
     Raises:
         ConfigError: there is no such file, module or function.
     """
+    if not is_function(spec):
+        raise ConfigError(f"{spec!r} names no function; write file.py:name or module:name")
     place, _, name = spec.rpartition(":")
     try:
         if place.endswith(".py"):
@@ -104,9 +125,9 @@ def load_function(spec: str) -> Callable[..., Any]:
             module = importlib.import_module(place)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # whatever the user's own file raises while it is read is a mistake of that file
-        raise ConfigError(f"{spec}: cannot be imported: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"{spec}: cannot be imported: {type(error).__name__}: {first_line(error)}") from None
     function = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{spec}: {place} has no function {name!r}")
