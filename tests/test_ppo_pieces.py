@@ -329,7 +329,7 @@ def test_warnings_say_what_to_do_and_are_said_once(cache, tmp_path):
     }
     lines = metrics(config(tmp_path / "run", **keys))
     events = read_jsonl(tmp_path / "run" / "events.jsonl")
-    (collapse,) = [e for e in events if e["kind"] == "collapse"]
+    (collapse,) = [e for e in events if e["sign"] == "collapse"]
     assert "kl.coef" in collapse["message"]
     assert lines[int(collapse["step"]) - 1]["empty"] < 1
 

@@ -36,6 +36,8 @@ STAGES = {
     "ppo": "PPO",
     "evaluate": "Evaluation",
 }
+#: those that have a run folder of their own only
+APART = {"dpo": "DPO"}
 
 SHOWN_PROMPTS = 20
 LONGEST_TEXT = 1500
@@ -94,7 +96,7 @@ class Stage:
 
     @property
     def title(self) -> str:
-        return STAGES.get(self.command, "Quickstart")
+        return (STAGES | APART).get(self.command, "Quickstart")
 
     @property
     def state(self) -> str:
@@ -121,7 +123,7 @@ def read_stages(folder: Path) -> tuple[Stage, dict[str, Stage]]:
         raise RunError(f"{folder}: is no run folder; it has no config.json, which every command writes to its out=…")
     if top.command == "quickstart":
         return top, {name: _stage(folder / name, name) or Stage(name, folder / name) for name in STAGES}
-    if top.command not in STAGES:
+    if top.command not in STAGES | APART:
         raise RunError(f"{folder}: is no run folder; its config.json names no command of plaudit")
     return top, {top.command: top}
 
@@ -551,7 +553,7 @@ Stages = Mapping[str, Stage]
 def _sections(stages: Stages) -> list[Section]:
     """The sections that concern a run of these stages, in reading order."""
     plan: list[tuple[Callable[[Stages], Section], Sequence[str]]] = [
-        (_headline, list(STAGES)),
+        (_headline, [*STAGES, *APART]),
         (_ppo_curves, ["ppo"]),
         (_proxy_and_truth, ["ppo"]),
         (_reward_model, ["reward"]),
@@ -559,10 +561,11 @@ def _sections(stages: Stages) -> list[Section]:
         (_side_by_side, ["evaluate"]),
         (_hacking_check, ["evaluate"]),
         (_over_training, ["ppo"]),
+        (_preferred, ["dpo"]),
         (_fine_tuning, ["sft"]),
         (_collected, ["collect"]),
         (_labelled, ["label"]),
-        (_course, list(STAGES)),
+        (_course, [*STAGES, *APART]),
     ]
     return [build(stages) for build, needs in plan if any(name in stages for name in needs)]
 
@@ -585,7 +588,7 @@ def _headline(stages: Stages) -> Section:
 
 def _interim(stages: Stages) -> list[Block]:
     """The numbers of the latest stage before an evaluation."""
-    makers = {"ppo": _ppo_cards, "sft": _sft_cards, "collect": _count_cards, "label": _count_cards}
+    makers = {"ppo": _ppo_cards, "dpo": _dpo_cards, "sft": _sft_cards, "collect": _count_cards, "label": _count_cards}
     for name, cards in makers.items():
         if name in stages and (made := cards(stages[name])):
             return _cards(stages[name].title, made)
@@ -674,6 +677,14 @@ def _ppo_cards(stage: Stage) -> list[Card]:
             shown = [_percent(v) if key == "ended" else _plain(v, 2 if key == "score" else 1) for v in (first, last)]
             cards.append(Card(title, " → ".join(shown), f"means of the first and last {few} of {len(points)}"))
     return cards
+
+
+def _dpo_cards(stage: Stage) -> list[Card]:
+    accuracy, pairs = stage.summary.get("accuracy"), stage.summary.get("held_out_pairs", 0)
+    if accuracy is None:
+        return []
+    detail = f"of {pairs:,} pairs it has not seen the preferred answer gained more over the reference"
+    return [Card("Held-out pairs in the right order", _percent(accuracy), detail)]
 
 
 def _sft_cards(stage: Stage) -> list[Card]:
@@ -1070,6 +1081,19 @@ def _phrase_table(before: Sequence[str], after: Sequence[str]) -> list[Block]:
 
 
 # --- the earlier stages -----------------------------------------------------------------------------------------------
+
+
+def _preferred(stages: Stages) -> Section:
+    stage = stages["dpo"]
+    curves = [
+        Curve("loss", "Loss a pair"),
+        Curve("accuracy", "Pairs in the right order, in training"),
+        Curve("margin", "Gain of the chosen over the rejected answer (β · log ratio)"),
+        Curve("chosen_reward", "Gain of the chosen answer (β · log ratio)"),
+        Curve("grad_norm", "Gradient norm"),
+    ]
+    blocks = _charts([_curve_chart(curve, stage.metrics, f"dpo-{i}", "step") for i, curve in enumerate(curves)])
+    return Section("dpo", "DPO", blocks or [_awaited(stage, "its loss curve")])
 
 
 def _fine_tuning(stages: Stages) -> Section:

@@ -23,6 +23,7 @@ from plaudit.config import (
     SFTConfig,
 )
 from plaudit.preferences.store import PreferenceStore
+from plaudit.report import write_report
 from plaudit.runs import read_jsonl
 from plaudit.types import Answer, Comparison, Preference
 
@@ -143,6 +144,7 @@ def test_dpo_learns_what_was_preferred(cache, tmp_path):
     )
     summary = plaudit.dpo(config)
     assert summary["accuracy"] > 0.8 and summary["loss"] < 0.6
+    assert "Held-out pairs in the right order" in write_report(tmp_path / "run").read_text()
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 

@@ -55,7 +55,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         made.restore(tensors, meta, config.loss_reduction)
         validation.load_state(meta["validation"])
     run.forget_after(state.iteration)
-    warned = {line["kind"] for line in read_jsonl(run.path("events.jsonl"))}
+    warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
         while state.iteration < config.iterations and not validation.exhausted:
             started = time.time()
@@ -176,5 +176,5 @@ def _warn(run: Run, config: PPOConfig, iteration: int, metrics: dict[str, float]
     for sign in found:
         if sign.kind not in warned:
             warned.add(sign.kind)
-            run.jsonl.event(sign.kind, sign.message, step=iteration)
+            run.jsonl.event("warning", sign.message, sign=sign.kind, step=iteration)
             say(sign.message)
