@@ -59,6 +59,18 @@ def begin() -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(builtin.folder("tiny"), dtype=torch.float32).state_dict()
 
 
+PLAIN: dict[str, Path] = {}
+
+
+def plain_run(folders: pytest.TempPathFactory, **keys: Any) -> Path:
+    """A run of the defaults with these keys; each is made once."""
+    name = json.dumps(keys, sort_keys=True)
+    if name not in PLAIN:
+        PLAIN[name] = folders.mktemp("plain") / "run"
+        plaudit.ppo(config(PLAIN[name], **keys))
+    return PLAIN[name]
+
+
 def same(a: Path, b: Path) -> bool:
     one, two = weights(a), weights(b)
     return all(torch.equal(one[k], two[k]) for k in one)
@@ -106,7 +118,7 @@ PIECES = {
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_each_piece_runs_and_is_felt(cache, tmp_path, name: str):
+def test_each_piece_runs_and_is_felt(cache, tmp_path, tmp_path_factory, name: str):
     """It trains, its numbers are finite, its first ratio is 1; and it makes another model than the default does."""
     lines = metrics(config(tmp_path / "run", **PIECES[name]))
     assert len(lines) == 2
@@ -115,10 +127,10 @@ def test_each_piece_runs_and_is_felt(cache, tmp_path, name: str):
     assert all(line["actor/entropy"] >= 0 for line in lines)
     shape = ("arrangement__kind", "sampling__max_new_tokens", "batch_size", "reward_normalise")
     plain = {key: value for key, value in PIECES[name].items() if key in shape}
-    plaudit.ppo(config(tmp_path / "plain", **plain))
+    default = plain_run(tmp_path_factory, **plain)
     exactly_plaudit = name in ("preset_plaudit", "importance", "random_head")
     if not exactly_plaudit:
-        assert not same(tmp_path / "run", tmp_path / "plain")
+        assert not same(tmp_path / "run", default)
 
 
 def test_the_exact_kl_is_what_the_estimates_estimate(cache, tmp_path):
