@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import config
 from transformers import AutoModelForCausalLM
 
 import plaudit
@@ -17,33 +18,7 @@ from plaudit.conventions import PRESETS
 from plaudit.errors import ConfigError, PlauditError
 from plaudit.models import builtin
 from plaudit.runs import read_jsonl
-from plaudit.schema import build, read
-
-VOWELS = "plaudit.rewards.function:vowels"
-
-
-def config(out: Path, **keys: Any) -> PPOConfig:
-    """Two short iterations on the tiny model; keys are dotted, ``a.b`` as ``a__b``."""
-    data: dict[str, Any] = {
-        "out": str(out),
-        "model": "tiny",
-        "reward": VOWELS,
-        "prompts": "tiny/prompts",
-        "iterations": 2,
-        "batch_size": 8,
-        "minibatches": 2,
-        "sampling": {"max_new_tokens": 6},
-        "arrangement": {"blocks": 1},
-        "actor": {"learning_rate": 1e-3},
-        "critic": {"learning_rate": 1e-3},
-    }
-    for key, value in keys.items():
-        section = data
-        *path, last = key.split("__")
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return build(PPOConfig, data)
+from plaudit.schema import read
 
 
 def metrics(cfg: PPOConfig) -> list[dict[str, float]]:

@@ -390,6 +390,11 @@ class PPOConfig(RunConfig):
         )
 
     @property
+    def logprob_temperature(self) -> float:
+        """What the logits are divided by where log-probabilities are taken."""
+        return self.sampling.temperature if self.conventions.tempered_logprobs else 1.0
+
+    @property
     def answers(self) -> int:
         """Answers an iteration."""
         return self.batch_size * self.samples_per_prompt
@@ -466,7 +471,7 @@ class PPOConfig(RunConfig):
             raise ValueError(
                 "critic_warmup: with shared_trunk actor and critic step together; use arrangement.kind=frozen_trunk"
             )
-        if self.pool.importance_cap and not self.conventions.tempered_logprobs and self.sampling.temperature != 1:
+        if self.pool.importance_cap and self.logprob_temperature != self.sampling.temperature:
             raise ValueError(
                 "pool.importance_cap compares log-probabilities at the sampling temperature; use "
                 "conventions.tempered_logprobs=true, or sampling.temperature=1.0"

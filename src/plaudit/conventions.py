@@ -7,7 +7,9 @@ about.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,14 +30,18 @@ __all__ = [
     "Span",
     "Whitening",
     "assign_credit",
+    "credit",
     "credited",
     "estimated_kl",
     "limited_kl",
     "losses",
     "token_rewards",
     "whiten",
-    "whitened_advantages",
 ]
+
+
+#: (rewards, values, where credit is assigned) -> advantages and returns, f32 (B, S) each
+Estimate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -117,17 +123,36 @@ def assign_credit(
     values: Float[Tensor, "B S"],
     rows: Positions,
 ) -> Credit:
-    """Token rewards, advantages and returns under conventions ``c``: :func:`token_rewards`, then :func:`advantages`."""
+    """Token rewards, advantages and returns under conventions ``c``: :func:`token_rewards`, then GAE in :func:`credit`."""
     if hyper.reward_clip is not None:
         scores = scores.clamp(-hyper.reward_clip, hyper.reward_clip)
     clamp = c.kl_clamp if hyper.kl_clamp is None else c.kl_clamp.model_copy(update={"estimate": hyper.kl_clamp})
     kl = estimated_kl(clamp, logprobs, ref_logprobs, hyper.kl_estimator)
     rewards = token_rewards(c, scores, kl, rows, hyper.kl_coef)
-    whitened = whiten(c.reward_whitening, rewards, rows) if hyper.whiten_rewards else rewards
-    kept = torch.where(rows.span(c.values_over), values, 0.0)
-    advantages, returns = ops.gae(whitened, kept, credited(c, rows), gamma=hyper.gamma, lam=hyper.lam)
-    returns = torch.where(rows.span(c.values_over), returns, 0.0)
-    return Credit(rewards, whitened, whitened_advantages(c, advantages, rows), returns)
+    estimate = partial(ops.gae, gamma=hyper.gamma, lam=hyper.lam)
+    return credit(c, rewards, values, rows, estimate, whiten_rewards=hyper.whiten_rewards)
+
+
+def credit(
+    c: Conventions,
+    rewards: Float[Tensor, "B S"],
+    values: Float[Tensor, "B S"],
+    rows: Positions,
+    estimate: Estimate,
+    *,
+    whiten_rewards: bool,
+    whiten_advantages: bool = True,
+) -> Credit:
+    """Advantages and returns of token rewards: ``estimate`` makes them from what the conventions let it see.
+
+    Without ``whiten_advantages`` they are left as they are whatever the conventions say.
+    """
+    whitened = whiten(c.reward_whitening, rewards, rows) if whiten_rewards else rewards
+    counted = rows.span(c.values_over)
+    advantages, returns = estimate(whitened, torch.where(counted, values, 0.0), credited(c, rows))
+    if c.whiten_advantages and whiten_advantages:
+        advantages = whiten(c.advantage_whitening, advantages, rows)
+    return Credit(rewards, whitened, advantages, torch.where(counted, returns, 0.0))
 
 
 def token_rewards(
@@ -140,11 +165,6 @@ def token_rewards(
 def credited(c: Conventions, rows: Positions) -> Bool[Tensor, "B S"]:
     """Where the recursion of the advantages runs: as asked, and wherever something is paid, or it reaches no one."""
     return rows.span(c.credit_over) | rows.span(c.kl_over) | rows.paid_at(c.score_position)
-
-
-def whitened_advantages(c: Conventions, advantages: Float[Tensor, "B S"], rows: Positions) -> Float[Tensor, "B S"]:
-    """Advantages as the policy loss sees them."""
-    return whiten(c.advantage_whitening, advantages, rows) if c.whiten_advantages else advantages
 
 
 @dataclass(frozen=True)
@@ -169,13 +189,9 @@ def losses(
     rows: Positions,
 ) -> Losses:
     """The losses of one minibatch that is the whole of ``credit``."""
+    clamp = c.ratio_clamp or None
     per_token = ops.policy_loss(
-        new_logprobs,
-        logprobs,
-        credit.advantages,
-        hyper.clip,
-        dual_clip=hyper.dual_clip,
-        ratio_clamp=c.ratio_clamp or None,
+        new_logprobs, logprobs, credit.advantages, hyper.clip, dual_clip=hyper.dual_clip, ratio_clamp=clamp
     )
     mask = rows.response
     policy = (per_token * ops.mean_weights(mask, hyper.policy_loss_reduction, per_token.dtype)).sum()
@@ -183,10 +199,9 @@ def losses(
     per_value = ops.value_loss(new_values, values, credit.returns, hyper.value_clip)
     value = ops.masked_mean(per_value, over)
     if c.skip_above_mean_ratio:
-        ratio = ops.importance_ratio(new_logprobs, logprobs, c.ratio_clamp or None)
+        ratio = ops.importance_ratio(new_logprobs, logprobs, clamp)
         keep = (ops.masked_mean(ratio, mask) <= c.skip_above_mean_ratio).to(policy.dtype)
         policy, value = policy * keep, value * keep
-    clamp = c.ratio_clamp or None
     clipped = ops.policy_clipped(new_logprobs, logprobs, credit.advantages, hyper.clip, ratio_clamp=clamp)
     change = ops.kl_estimate(new_logprobs, logprobs, "k2")
     return Losses(policy, value, ops.masked_mean(clipped.to(policy.dtype), mask), ops.masked_mean(change, mask))

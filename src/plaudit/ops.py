@@ -142,9 +142,15 @@ def kl_loss(
     sampling policy each token weighs by ρ = pi / pi_old. Differentiating an estimator instead is wrong for most of
     them: k1 gives ∇log pi, whose mean is 0, and k3 the gradient of the reverse KL.
     """
-    value = kl_estimate(logprobs.detach(), ref_logprobs, estimator)
-    slope = torch.exp(logprobs.detach() - old_logprobs) * (logprobs.detach() - ref_logprobs)
-    return value + slope * (logprobs - logprobs.detach())
+    return kl_estimate(logprobs.detach(), ref_logprobs, estimator) + kl_slope(logprobs, old_logprobs, ref_logprobs)
+
+
+def kl_slope(
+    logprobs: Float[Tensor, "*n"], old_logprobs: Float[Tensor, "*n"], ref_logprobs: Float[Tensor, "*n"]
+) -> Float[Tensor, "*n"]:
+    """A term of value 0 whose gradient is that of the KL: what turns any value into :func:`kl_loss`."""
+    now = logprobs.detach()
+    return torch.exp(now - old_logprobs) * (now - ref_logprobs) * (logprobs - now)
 
 
 def sequence_kl(

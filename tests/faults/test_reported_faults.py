@@ -5,14 +5,13 @@ Kinds that have a test of their own elsewhere (loading and saving, data files, r
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from families import build
+from tiny_runs import config
 
 import plaudit
 from plaudit import ops
@@ -32,9 +31,9 @@ from plaudit.models.network import (
     token_values,
 )
 from plaudit.models.stack import WholeStack
+from plaudit.recipes.roles import turn
 from plaudit.rollout.local import LocalEngine, sample
 from plaudit.runs import read_jsonl
-from plaudit.schema import build as configured
 from plaudit.types import Experience, Prompt, RankedAnswers, Sequences
 
 ENDED = torch.tensor([[True, True, True, False, False]])
@@ -179,21 +178,6 @@ def test_clipped_losses():
     assert ops.value_loss(one, zero, two, 0.2).item() == pytest.approx(1.62)
 
 
-def tiny(out: Path, **keys) -> PPOConfig:
-    data = {
-        "out": str(out),
-        "model": "tiny",
-        "reward": "plaudit.rewards.function:vowels",
-        "prompts": "tiny/prompts",
-        "iterations": 4,
-        "batch_size": 8,
-        "minibatches": 2,
-        "sampling": {"max_new_tokens": 6},
-        "arrangement": {"blocks": 1},
-    }
-    return configured(PPOConfig, data | keys)
-
-
 def test_logits_that_become_nan_stop_the_run_and_lose_nothing(cache, tmp_path, monkeypatch):
     """At iteration 3 the actor's weights are broken: the run says where, and iteration 2 is on disk."""
     real = ppo.ppo_iteration
@@ -207,24 +191,19 @@ def test_logits_that_become_nan_stop_the_run_and_lose_nothing(cache, tmp_path, m
 
     monkeypatch.setattr(ppo, "ppo_iteration", breaking)
     with pytest.raises(NonFinite, match="iteration 3.*not finite"):
-        plaudit.ppo(tiny(tmp_path / "run", checkpoint_every=1))
+        plaudit.ppo(config(tmp_path / "run", iterations=4, checkpoint_every=1))
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept[-1] == "step-000002"
     assert all(math.isfinite(v) for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") for v in line.values())
 
 
 @pytest.mark.parametrize("count", [1, 5, 17])
-def test_every_prompt_is_used_once_an_epoch_whatever_the_batch(cache, tmp_path, count: int):
+def test_every_prompt_is_used_once_an_epoch_whatever_the_batch(count: int):
     """17 prompts in batches of 4: after 17 iterations each has been asked 4 times; one prompt serves a batch of 4."""
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(count)))
-    asked: list[str] = []
-    (tmp_path / "mine.py").write_text("def seen(prompts, responses):\n    return [float(p[1:]) for p in prompts]\n")
-    from plaudit.recipes.roles import turn
-
+    asked: list[int] = []
     for number in range(count):
-        asked += [f"p{i}" for i in turn(count, 4, number, 0)]
-    assert all(asked.count(f"p{i}") == 4 for i in range(count))
+        asked += turn(count, 4, number, 0)
+    assert all(asked.count(i) == 4 for i in range(count))
     for epoch in range(4):
         assert len(set(asked[epoch * count : (epoch + 1) * count])) == count
 
@@ -233,6 +212,6 @@ def test_building_a_run_leaves_the_global_random_state_alone(cache, tmp_path):
     torch.manual_seed(7)
     numpy.random.seed(7)
     before, others = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
-    plaudit.ppo(tiny(tmp_path / "run", iterations=1, critic_head="random"))
+    plaudit.ppo(config(tmp_path / "run", iterations=1, critic_head="random"))
     assert torch.equal(before, torch.get_rng_state())
     assert others == numpy.random.get_state()[1].tolist()

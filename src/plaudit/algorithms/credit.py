@@ -15,14 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from plaudit import ops
-from plaudit.config import PPOConfig
-from plaudit.conventions import Credit, Positions, credited, token_rewards, whiten, whitened_advantages
+from plaudit.config import GROUPED, PPOConfig
+from plaudit.conventions import Credit, Estimate, Positions, credit, token_rewards
 from plaudit.errors import PlauditError
 from plaudit.types import Rollout
 
-#: (rewards, rollout) -> token rewards; (rewards, values, mask) -> advantages, returns
+#: (rewards, rollout) -> token rewards
 TokenRewards = Callable[[Tensor, Rollout], Tensor]
-Advantages = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def assign(
     rows: Positions,
     kl_coef: float,
     own_rewards: TokenRewards | None = None,
-    own_advantages: Advantages | None = None,
+    own_advantages: Estimate | None = None,
 ) -> Credit:
     """Token rewards, advantages and returns of a rollout.
 
@@ -59,23 +58,29 @@ def assign(
     rewards = token_rewards(c, at_end, facts.kl, rows, kl_coef) + facts.dense
     if own_rewards is not None:
         rewards = checked(own_rewards(rewards, rollout), rewards, cfg.functions.token_rewards)
-    whitened = whiten(c.reward_whitening, rewards, rows) if cfg.whiten_rewards else rewards
-    values = torch.where(rows.span(c.values_over), facts.values, 0.0)
-    over = credited(c, rows)
-    if own_advantages is not None:
-        made = own_advantages(whitened, values, over)
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise PlauditError(f"{cfg.functions.advantages}: returns no pair; return (advantages, returns)")
-        advantages, returns = (checked(x, rewards, cfg.functions.advantages) for x in made)
-    else:
-        advantages, returns = _estimate(cfg, whitened, values, over, facts.bootstrap)
-    if cfg.value_target == "discounted_sum":
-        returns = ops.discounted_sums(whitened, over, gamma=cfg.gamma, bootstrap=facts.bootstrap)
-    returns = torch.where(rows.span(c.values_over), returns, 0.0)
-    # a comparison within a group is on a scale of its own; whitening would mix the groups
-    if cfg.estimator not in ("rloo", "grpo"):
-        advantages = whitened_advantages(c, advantages, rows)
-    return Credit(rewards, whitened, advantages, returns)
+
+    def estimate(rewards: Tensor, values: Tensor, over: Tensor) -> tuple[Tensor, Tensor]:
+        if own_advantages is not None:
+            made = own_advantages(rewards, values, over)
+            if not isinstance(made, tuple) or len(made) != 2:
+                raise PlauditError(f"{cfg.functions.advantages}: returns no pair; return (advantages, returns)")
+            advantages, returns = (checked(x, rewards, cfg.functions.advantages) for x in made)
+        else:
+            advantages, returns = _estimate(cfg, rewards, values, over, facts.bootstrap)
+        if cfg.value_target == "discounted_sum":
+            returns = ops.discounted_sums(rewards, over, gamma=cfg.gamma, bootstrap=facts.bootstrap)
+        return advantages, returns
+
+    return credit(
+        c,
+        rewards,
+        facts.values,
+        rows,
+        estimate,
+        whiten_rewards=cfg.whiten_rewards,
+        # a comparison within a group is on a scale of its own; whitening would mix the groups
+        whiten_advantages=cfg.estimator not in GROUPED,
+    )
 
 
 def _estimate(

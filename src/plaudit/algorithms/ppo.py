@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from plaudit import ops
-from plaudit.algorithms.credit import Advantages, Facts, TokenRewards, assign, checked
+from plaudit.algorithms.credit import Facts, TokenRewards, assign, checked
 from plaudit.config import CRITIC_FREE, PPOConfig
-from plaudit.conventions import Credit, Positions, estimated_kl, limited_kl
+from plaudit.conventions import Credit, Estimate, Positions, estimated_kl, limited_kl
 from plaudit.errors import NonFinite, PlauditError
 from plaudit.learner import Average, Learner, Loss, Stats, weighted
 from plaudit.models.network import (
@@ -63,7 +63,7 @@ class Own:
     """A user's own functions in the place of ours; None: ours. ``callbacks`` are told (verb, state, record)."""
 
     token_rewards: TokenRewards | None = None
-    advantages: Advantages | None = None
+    advantages: Estimate | None = None
     policy_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     callbacks: Sequence[Callable[[str, State, Any], None]] = ()
 
@@ -98,7 +98,7 @@ class State:
 
     iteration: int = 0
     kl_coef: float = 0.0
-    #: the iteration whose weights sample
+    #: how often the policy that samples has been renewed
     version: int = 0
     pool: Pool = field(default_factory=Pool)
 
@@ -210,7 +210,7 @@ def as_read(cfg: PPOConfig, rollout: Rollout, roles: Roles) -> tuple[Rollout, Po
 
 def read_policies(cfg: PPOConfig, roles: Roles, rows: Rollout, positions: Positions) -> Read:
     """Log-probabilities of actor and reference, and the KL between them, at every position the conventions look at."""
-    t = cfg.sampling.temperature if cfg.conventions.tempered_logprobs else 1.0
+    t = cfg.logprob_temperature
     wide = replaced_mask(rows, positions.span(cfg.conventions.widest()) & rows.real())
 
     def logprobs_of(role: Role) -> Tensor:
@@ -315,7 +315,7 @@ def improve(cfg: PPOConfig, roles: Roles, minibatch: Experience, *, critic_only:
 def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) -> Loss:
     """Clipped policy loss with an entropy bonus and, where KL stands in the loss, its price."""
     hyper, c = cfg.hyper(), cfg.conventions
-    t = cfg.sampling.temperature if c.tempered_logprobs else 1.0
+    t = cfg.logprob_temperature
     clamp = c.ratio_clamp or None
 
     def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
@@ -351,8 +351,7 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
             else:
                 kl = estimated_kl(c.kl_clamp, logprobs, rows.ref_logprobs, cfg.kl.estimator)
                 if c.kl_gradient == "kl":
-                    own_gradient = ops.kl_loss(logprobs, rows.logprobs, rows.ref_logprobs, "k1")
-                    kl = kl.detach() + own_gradient - own_gradient.detach()
+                    kl = kl.detach() + ops.kl_slope(logprobs, rows.logprobs, rows.ref_logprobs)
             total = total + state.kl_coef * kl
             stats["kl_loss"] = kl
         return (total * weights.main).sum(), weighted(stats, weights.places)
@@ -425,7 +424,7 @@ def iteration_metrics(
     elif cfg.samples_per_prompt > 1:
         compared = ops.masked_sum(credit.whitened_rewards, mask)
         metrics["equal_groups"] = float(ops.equal_groups(compared, cfg.samples_per_prompt).float().mean())
-    if cfg.conventions.tempered_logprobs or cfg.sampling.temperature == 1:
+    if cfg.logprob_temperature == cfg.sampling.temperature:
         metrics["engine_gap"] = float(ops.masked_mean((rollout.logprobs - read.logprobs).abs(), mask))
     if "actor/log_ratio_max" in updates[0]:
         metrics["first_ratio_error"] = updates[0]["actor/log_ratio_max"]

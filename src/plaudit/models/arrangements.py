@@ -84,6 +84,7 @@ def arrange(
 
 def _separate(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
     reference = _frozen_copy(model)
+    scorer = whole_reward(reward) if reward else None
     critic = None
     if start.body != "none":
         body, head = _critic_start(model.base_model, reward, start)
@@ -91,11 +92,12 @@ def _separate(model: PreTrainedModel, reward: RewardParts | None, start: CriticS
         critic.requires_grad_(True)
     actor = Network(WholeStack(model.base_model), LanguageHead(model))
     actor.requires_grad_(True)
-    return Arrangement(actor, critic, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=False)
+    return Arrangement(actor, critic, reference, scorer, lambda rows: rows, None, None, joint=False)
 
 
 def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
     reference = _frozen_copy(model)
+    scorer = whole_reward(reward) if reward else None
     if start.body == "none":
         head = None
     else:
@@ -105,7 +107,7 @@ def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, start: Cri
     both.requires_grad_(True)
     critic = None if head is None else both
     joint = head is not None
-    return Arrangement(both, critic, reference, _whole_reward(reward), lambda rows: rows, None, None, joint=joint)
+    return Arrangement(both, critic, reference, scorer, lambda rows: rows, None, None, joint=joint)
 
 
 def _frozen_trunk(
@@ -147,9 +149,7 @@ def further_reward(base: PreTrainedModel, reward: RewardParts, config: Arrangeme
             network = Network(UpperStack(reward.base, config.blocks), scalar=reward.head)
             network.requires_grad_(False)
             return network
-    whole = _whole_reward(reward)
-    assert whole is not None
-    return whole
+    return whole_reward(reward)
 
 
 def _frozen_copy(model: PreTrainedModel) -> Network:
@@ -158,9 +158,8 @@ def _frozen_copy(model: PreTrainedModel) -> Network:
     return Network(WholeStack(clone.base_model), LanguageHead(clone))
 
 
-def _whole_reward(reward: RewardParts | None) -> Network | None:
-    if reward is None:
-        return None
+def whole_reward(reward: RewardParts) -> Network:
+    """A reward model that reads whole rows, frozen."""
     network = Network(WholeStack(reward.base), scalar=reward.head)
     network.requires_grad_(False)
     return network
@@ -227,6 +226,15 @@ def shared_trunk(base: PreTrainedModel, depth: int) -> Trunk | None:
     """The trunk of ``depth`` shared blocks, for an engine to generate through."""
     total = len(blocks_of(base)[1])
     return Trunk(base, total - depth, sampling=True) if depth else None
+
+
+def trainable_policy(model: PreTrainedModel, blocks: int, precision: str) -> tuple[Network, Trunk | None]:
+    """A language model whose top ``blocks`` blocks are trained (all weights, where that is 0), and its frozen trunk."""
+    if blocks:
+        model.requires_grad_(False)
+    stack, trunk = trainable_top(model.base_model, blocks, precision)
+    low = blocks > 0 and in_bfloat16(precision, model)
+    return Network(stack, LanguageHead(model, low_gradients=low)), trunk
 
 
 def trainable_top(base: PreTrainedModel, blocks: int, precision: str = "float32") -> tuple[Stack, Trunk | None]:

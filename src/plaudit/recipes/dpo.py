@@ -13,10 +13,8 @@ from plaudit.config import DPOConfig
 from plaudit.data.order import shuffled
 from plaudit.errors import DataError
 from plaudit.learner import Learner, Scorer
-from plaudit.models.arrangements import trainable_top
+from plaudit.models.arrangements import trainable_policy
 from plaudit.models.load import load_language_model, save_language_model
-from plaudit.models.network import LanguageHead, Network
-from plaudit.models.stack import in_bfloat16
 from plaudit.preferences.store import PreferenceStore
 from plaudit.recipes.common import Summary, holds, prepared, save, stage
 from plaudit.runs import Run
@@ -33,11 +31,7 @@ def dpo(config: DPOConfig, run: Run) -> Summary:
     model, tokenizer = load_language_model(config.model)
     holds(model, config.max_length, "max_length")
     model.to(device)
-    if config.train_blocks:
-        model.requires_grad_(False)
-    stack, trunk = trainable_top(model.base_model, config.train_blocks, config.precision)
-    low = in_bfloat16(config.precision, model) and config.train_blocks > 0
-    network = Network(stack, LanguageHead(model, low_gradients=low))
+    network, trunk = trainable_policy(model, config.train_blocks, config.precision)
     scorer = Scorer(network, device)
 
     def pairs_of(preferences) -> algorithm.Pairs:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,6 +57,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         made.restore(tensors, meta, config.loss_reduction)
         validation.load_state(meta["validation"])
     run.forget_after(state.iteration)
+    lines = read_jsonl(run.path("metrics.jsonl"))
     warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
         while state.iteration < config.iterations and not validation.exhausted:
@@ -65,7 +68,8 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             except NonFinite as error:
                 # what has been stepped in this iteration is left out: the newest checkpoint is of a whole one
                 raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
-            metrics = _metrics(iteration, tokenizer, watches)
+            said = _said(iteration, tokenizer, watches)
+            metrics = _metrics(iteration, said)
             if validation.due(state.iteration, config.iterations):
                 with made.result():
                     metrics["validation"] = validation.judge()
@@ -73,8 +77,10 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
                         write_model(run.path("best"))
                 made.reload()
             run.log(state.iteration, metrics | {"seconds": time.time() - started})
-            _log_samples(run, config, state.iteration, iteration, tokenizer, watches)
-            _warn(run, config, state.iteration, metrics, warned)
+            lines.append({"step": state.iteration} | metrics)
+            if state.iteration % config.sample_every == 0 or state.iteration == config.iterations:
+                run.log_samples(state.iteration, _samples(iteration, said))
+            _warn(run, config, lines, warned)
             devices.release_memory()
             bar.advance("  ".join(f"{k} {metrics[k]:.2f}" for k in ("score", "kl", "ended", *watches)))
             if stop.requested or state.iteration % config.checkpoint_every == 0:
@@ -90,7 +96,6 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
     else:
         with made.result():
             write_model(run.path("model"))
-    lines = read_jsonl(run.path("metrics.jsonl"))
     if not lines:
         raise RunError(f"{run.path('metrics.jsonl')}: holds no whole line; start anew with another out=…")
     return {
@@ -114,16 +119,28 @@ def _keep(best: Path, model: Path) -> None:
     best.rename(model)
 
 
-def _metrics(done: algorithm.Iteration, tokenizer: Tokenizer, watches: dict[str, Watch]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Said:
+    """The prompts and answers of an iteration as text, and what each judge that only watches made of them."""
+
+    prompts: list[str]
+    responses: list[str]
+    judged: dict[str, list[float]]
+
+
+def _said(done: algorithm.Iteration, tokenizer: Tokenizer, watches: dict[str, Watch]) -> Said:
+    prompts, responses = [p.text for p in done.rollout.prompts], tokenizer.responses(done.rollout)
+    return Said(prompts, responses, {name: watch(prompts, responses) for name, watch in watches.items()})
+
+
+def _metrics(done: algorithm.Iteration, said: Said) -> dict[str, float]:
     """The iteration's numbers, with those that need the answers' text."""
-    texts = tokenizer.responses(done.rollout)
-    prompts = [p.text for p in done.rollout.prompts]
     return done.metrics | {
-        "distinct2": distinct(texts),
-        "repeated3": repeated(texts),
-        "empty": sum(not text.strip() for text in texts) / len(texts),
+        "distinct2": distinct(said.responses),
+        "repeated3": repeated(said.responses),
+        "empty": sum(not text.strip() for text in said.responses) / len(said.responses),
         "score_length": _correlation(done.scores, done.rollout.response_lengths().float()),
-        **{name: level(name, watch(prompts, texts)) for name, watch in watches.items()},
+        **{name: level(name, values) for name, values in said.judged.items()},
     }
 
 
@@ -135,42 +152,30 @@ def _correlation(x: torch.Tensor, y: torch.Tensor) -> float:
     return r if math.isfinite(r) else 0.0
 
 
-def _log_samples(
-    run: Run,
-    config: PPOConfig,
-    iteration: int,
-    done: algorithm.Iteration,
-    tokenizer: Tokenizer,
-    watches: dict[str, Watch],
-) -> None:
-    if iteration % config.sample_every and iteration != config.iterations:
-        return
-    shown = done.rollout.take(range(min(4, len(done.rollout))))
-    texts, prompts = tokenizer.responses(shown), [p.text for p in shown.prompts]
-    judged = {name: watch(prompts, texts) for name, watch in watches.items()}
-    samples = [
+def _samples(done: algorithm.Iteration, said: Said) -> list[dict[str, Any]]:
+    """The first few answers, with all that was made of them."""
+    return [
         {
-            "prompt": prompts[i],
-            "response": texts[i],
+            "prompt": said.prompts[i],
+            "response": said.responses[i],
             "score": float(done.scores[i]),
             "kl": float(done.kl[i]),
-            "ended": bool(shown.terminated[i]),
-            **{name: values[i] for name, values in judged.items()},
+            "ended": bool(done.rollout.terminated[i]),
+            **{name: values[i] for name, values in said.judged.items()},
         }
-        for i in range(len(texts))
+        for i in range(min(4, len(done.rollout)))
     ]
-    run.log_samples(iteration, samples)
 
 
-def _warn(run: Run, config: PPOConfig, iteration: int, metrics: dict[str, float], warned: set[str]) -> None:
-    """Says each kind of warning once, on the screen and in events.jsonl."""
-    found = health.signs(read_jsonl(run.path("metrics.jsonl")), config.monitors)
+def _warn(run: Run, config: PPOConfig, lines: list[dict[str, Any]], warned: set[str]) -> None:
+    """Says each kind of warning once, on the screen and in events.jsonl; ``lines`` are the run's numbers so far."""
+    found = health.signs(lines, config.monitors)
+    iteration, off = lines[-1]["step"], lines[-1].get("first_ratio_error", 0.0)
     on_policy = config.pool.size == 1 and config.pool.refresh_every == 1
-    if on_policy and metrics.get("first_ratio_error", 0.0) > 1e-4:
+    if on_policy and off > 1e-4:
         message = (
-            f"iteration {iteration}: the ratio at the first minibatch is off 1 by "
-            f"{metrics['first_ratio_error']:.1e}; the trainer does not see what was sampled. "
-            "Use float32, and look for a changed model"
+            f"iteration {iteration}: the ratio at the first minibatch is off 1 by {off:.1e}; the trainer does not see "
+            "what was sampled. Use float32, and look for a changed model"
         )
         found.append(health.Sign("first_ratio", message))
     for sign in found:

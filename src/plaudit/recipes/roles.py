@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,7 @@ class Behaviour:
 
     def publish(self) -> None:
         """The actor's present weights sample from now on."""
-        for name, p in self.named.items():
-            self.copy[name].copy_(p.detach())
+        _copy(self.copy, self.named)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -135,10 +134,10 @@ class Composed:
             yield
 
 
-def _copy(mine: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
-    """Stored values into tensors that are there, where they are (their device)."""
-    for name, value in stored.items():
-        mine[name].copy_(value)
+def _copy(mine: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Values into tensors that are there, where they are (their device)."""
+    for name, value in values.items():
+        mine[name].copy_(value.detach())
 
 
 def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, device: torch.device) -> Composed:
@@ -147,7 +146,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     Raises:
         ConfigError: what is asked for does not go together; ModelError: a model is missing or unfit.
     """
-    parts = None if is_function(config.reward) else _reward_parts(config.reward, tokenizer, device)
+    parts = None if is_function(config.reward) else reward_parts(config.reward, tokenizer, device)
     body = "none" if config.estimator in CRITIC_FREE else config.critic_from
     made = arrange(model, parts, config.arrangement, CriticStart(body, config.critic_head, config.seed))
     for network in (made.actor, made.critic, made.reference, made.reward):
@@ -155,10 +154,9 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
             network.to(device)
 
     def further(spec: str) -> RewardSource:
-        if is_function(spec):
-            return FunctionReward(load_function(spec), tokenizer, spec)
-        network = further_reward(model.base_model, _reward_parts(spec, tokenizer, device), config.arrangement)
-        return ModelReward(Scorer(network.to(device), device))
+        return source_of(
+            spec, tokenizer, device, lambda parts: further_reward(model.base_model, parts, config.arrangement)
+        )
 
     judge = _judge(config, tokenizer, made.reward, further, device)
     state = algorithm.State(kl_coef=config.kl.coef, pool=Pool(config.pool.size, config.pool.max_age))
@@ -196,7 +194,16 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     return Composed(model, roles, state, engine, judge, behaviour, average, actor.named)
 
 
-def _reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device) -> RewardParts:
+def source_of(
+    spec: str, tokenizer: Tokenizer, device: torch.device, network_of: Callable[[RewardParts], Network]
+) -> RewardSource:
+    """A function, or a reward model through the network that ``network_of`` makes of it."""
+    if is_function(spec):
+        return FunctionReward(load_function(spec), tokenizer, spec)
+    return ModelReward(Scorer(network_of(reward_parts(spec, tokenizer, device)).to(device), device))
+
+
+def reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device) -> RewardParts:
     reward_model, head, reward_tokenizer = load_reward_model(folder)
     one_vocabulary(tokenizer, reward_tokenizer, folder)
     return RewardParts(reward_model.base_model.to(device), head.to(device))

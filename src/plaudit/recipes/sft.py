@@ -12,10 +12,8 @@ from plaudit.config import SamplingConfig, SFTConfig
 from plaudit.data import rows as data
 from plaudit.data.order import shuffled
 from plaudit.learner import Learner
-from plaudit.models.arrangements import trainable_top
+from plaudit.models.arrangements import trainable_policy
 from plaudit.models.load import load_language_model, save_language_model
-from plaudit.models.network import LanguageHead, Network
-from plaudit.models.stack import in_bfloat16
 from plaudit.recipes.common import Summary, holds, prepared, save, stage
 from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
@@ -32,11 +30,7 @@ def sft(config: SFTConfig, run: Run) -> Summary:
     rows, counted = data.demonstrations(config.data, tokenizer, limit=config.rows, max_length=config.max_length)
     holds(model, config.max_length, "max_length")
     model.to(device)
-    if config.train_blocks:
-        model.requires_grad_(False)
-    stack, trunk = trainable_top(model.base_model, config.train_blocks, config.precision)
-    low = in_bfloat16(config.precision, model) and config.train_blocks > 0
-    network = Network(stack, LanguageHead(model, low_gradients=low))
+    network, trunk = trainable_policy(model, config.train_blocks, config.precision)
     order = _epochs(len(rows), config.batch_size, config.epochs, config.seed)
     learner = Learner(network, config.optimizer, len(order), device)
 

@@ -12,16 +12,9 @@ import torch
 from plaudit.algorithms.ppo import stream
 from plaudit.config import PPOConfig
 from plaudit.data import rows as data
-from plaudit.learner import Scorer
-from plaudit.models.arrangements import RewardParts
-from plaudit.models.load import load_reward_model
-from plaudit.models.network import Network
-from plaudit.models.stack import WholeStack
-from plaudit.recipes.common import fits, one_vocabulary
-from plaudit.recipes.roles import Composed
-from plaudit.rewards.function import FunctionReward, is_function, load_function
-from plaudit.rewards.model import ModelReward
-from plaudit.rewards.source import RewardSource
+from plaudit.models.arrangements import whole_reward
+from plaudit.recipes.common import fits
+from plaudit.recipes.roles import Composed, source_of
 from plaudit.tokenizer import Tokenizer
 
 
@@ -36,7 +29,6 @@ class Validation:
     best: float = -math.inf
     best_at: int = 0
     without_gain: int = 0
-    last: float = math.nan
 
     @classmethod
     def of(cls, config: PPOConfig, made: Composed, tokenizer: Tokenizer, device: torch.device) -> Validation:
@@ -46,7 +38,8 @@ class Validation:
         prompts, _ = data.prompts(v.prompts, tokenizer, max_tokens=config.max_prompt_tokens, long=config.long_prompts)
         prompts = prompts[: v.count]
         fits(made.model, prompts, config.sampling)
-        source = _source(v.judge, tokenizer, device)
+        # whole, so that it reads answers without the roles' features
+        source = source_of(v.judge, tokenizer, device, whole_reward)
 
         def measure() -> float:
             # the same draws every time: two validations differ by the model alone
@@ -68,12 +61,12 @@ class Validation:
     def judge(self) -> float:
         """Judges the present model, and remembers whether it is the best."""
         assert self.measure is not None and self.made is not None
-        self.last = self.measure()
-        if self.last > self.best:
-            self.best, self.best_at, self.without_gain = self.last, self.made.state.iteration, 0
+        score = self.measure()
+        if score > self.best:
+            self.best, self.best_at, self.without_gain = score, self.made.state.iteration, 0
         else:
             self.without_gain += 1
-        return self.last
+        return score
 
     def state(self) -> dict[str, Any]:
         return {"best": self.best, "best_at": self.best_at, "without_gain": self.without_gain}
@@ -84,15 +77,3 @@ class Validation:
     def summary(self) -> dict[str, Any]:
         """For the run's summary; empty without validation."""
         return {"validation_best": self.best, "validation_best_at": self.best_at} if self.best_at else {}
-
-
-def _source(judge: str, tokenizer: Tokenizer, device: torch.device) -> RewardSource:
-    if is_function(judge):
-        return FunctionReward(load_function(judge), tokenizer, judge)
-    model, head, its_tokenizer = load_reward_model(judge)
-    one_vocabulary(tokenizer, its_tokenizer, judge)
-    parts = RewardParts(model.base_model.to(device), head.to(device))
-    # whole, so that it reads answers without the roles' features
-    network = Network(WholeStack(parts.base), scalar=parts.head)
-    network.requires_grad_(False)
-    return ModelReward(Scorer(network, device))

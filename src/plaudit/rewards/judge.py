@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plaudit import ops
 from plaudit.errors import ConfigError
-from plaudit.rewards.source import Judgement, RewardSource
+from plaudit.rewards.source import DenseSource, Judgement, RewardSource
 from plaudit.types import Rollout
 
 
@@ -70,16 +70,16 @@ class Judge:
     dense: bool = False
 
     def __post_init__(self) -> None:
-        if self.dense and not hasattr(self.voices[0].source, "prefix_scores"):
+        if self.dense and not isinstance(self.voices[0].source, DenseSource):
             raise ConfigError("dense_reward needs a reward model; a function scores whole answers only")
 
     def judge(self, rollout: Rollout) -> Judgement:
         raw = {v.name: v.source.score(rollout) for v in self.voices}
         total = torch.stack([v.heard(raw[v.name]) for v in self.voices]).sum(0)
         prefix = torch.zeros_like(rollout.logprobs)
-        if self.dense:
-            first = self.voices[0]
-            prefix = first.weight * first.source.prefix_scores(rollout)  # type: ignore[attr-defined]
+        first = self.voices[0]
+        if self.dense and isinstance(first.source, DenseSource):
+            prefix = first.weight * first.source.prefix_scores(rollout)
         return Judgement(total, raw, prefix)
 
     def state(self) -> dict[str, Tensor]:

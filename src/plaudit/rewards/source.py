@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,6 +14,13 @@ from plaudit.types import Rollout
 class RewardSource(Protocol):
     def score(self, rollout: Rollout) -> Float[Tensor, " B"]:
         """One finite score an answer, in the rows' order."""
+        ...
+
+
+@runtime_checkable
+class DenseSource(RewardSource, Protocol):
+    def prefix_scores(self, rollout: Rollout) -> Float[Tensor, "B S"]:
+        """The score of each prefix that ends in a chosen token of text; 0 elsewhere."""
         ...
 
 
