@@ -123,7 +123,7 @@ def assign_credit(
     values: Float[Tensor, "B S"],
     rows: Positions,
 ) -> Credit:
-    """Token rewards, advantages and returns under conventions ``c``: :func:`token_rewards`, then GAE in :func:`credit`."""
+    """Token rewards, advantages and returns under conventions ``c``: :func:`token_rewards`, then :func:`credit`."""
     if hyper.reward_clip is not None:
         scores = scores.clamp(-hyper.reward_clip, hyper.reward_clip)
     clamp = c.kl_clamp if hyper.kl_clamp is None else c.kl_clamp.model_copy(update={"estimate": hyper.kl_clamp})
