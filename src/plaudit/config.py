@@ -307,7 +307,7 @@ class PPOConfig(RunConfig):
     )
     critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic is trained")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    iterations: int = Field(22, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(24, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(64, ge=1, description="prompts an iteration")
     samples_per_prompt: int = Field(1, ge=1, description="answers to each of them")
     epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
