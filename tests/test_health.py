@@ -22,7 +22,7 @@ def run(n: int, **series) -> list[dict[str, float]]:
         "repeated3": lambda t: 0.01,
         "score_length": lambda t: 0.1,
         "explained_variance": lambda t: 0.5,
-        "actor/entropy": lambda t: 2.5 - t,
+        "actor/entropy_nats_per_token": lambda t: 2.5 - t,
         "actor/clip_fraction": lambda t: 0.1,
     }
     made = good | series
@@ -51,7 +51,7 @@ def test_a_run_that_goes_well_is_left_in_peace():
         ("kl_spent", {"score": lambda t: min(2.0, 5 * t), "kl": lambda t: 40 * t}),
         ("clipping", {"actor/clip_fraction": lambda t: 0.6}),
         ("critic", {"explained_variance": lambda t: -0.4}),
-        ("entropy", {"actor/entropy": lambda t: 2.5 - 2.4 * t}),
+        ("entropy", {"actor/entropy_nats_per_token": lambda t: 2.5 - 2.4 * t}),
         ("parted_gold", {"gold": lambda t: 0.55 + 0.4 * min(t, 0.5) - 0.5 * max(0.0, t - 0.5)}),
     ],
 )

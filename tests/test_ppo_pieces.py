@@ -98,8 +98,8 @@ def test_each_piece_runs_and_is_felt(cache, tmp_path, tmp_path_factory, name: st
     lines = metrics(config(tmp_path / "run", **PIECES[name]))
     assert len(lines) == 2
     assert all(math.isfinite(v) for line in lines for v in line.values())
-    assert all(line["first_ratio_error"] < 1e-4 for line in lines)
-    assert all(line["actor/entropy"] >= 0 for line in lines)
+    assert all(line["first_log_ratio_max"] < 1e-4 for line in lines)
+    assert all(line["actor/entropy_nats_per_token"] >= 0 for line in lines)
     shape = ("arrangement__kind", "sampling__max_new_tokens", "batch_size", "reward_normalise")
     plain = {key: value for key, value in PIECES[name].items() if key in shape}
     default = plain_run(tmp_path_factory, **plain)
@@ -125,8 +125,8 @@ def test_a_pool_serves_older_rollouts_and_the_ratio_is_to_the_policy_that_sample
     keys = {"pool__size": 2, "pool__max_age": 1, "pool__refresh_every": 2, "iterations": 4}
     lines = metrics(config(tmp_path / "run", **keys))
     # the second iteration is sampled by the first one's weights, and its old log-probabilities are theirs
-    assert lines[0]["first_ratio_error"] < 1e-4 < lines[1]["first_ratio_error"]
-    assert max(line["engine_gap"] for line in lines) < 1e-4
+    assert lines[0]["first_log_ratio_max"] < 1e-4 < lines[1]["first_log_ratio_max"]
+    assert max(line["engine_gap_nats_per_token"] for line in lines) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_ptx_learns_its_texts_besides(cache, tmp_path):
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "zzzzzz"}) + "\n")
     keys = {"ptx__coef": 5.0, "ptx__data": f"{tmp_path}/texts.jsonl", "iterations": 6}
     lines = metrics(config(tmp_path / "run", actor__learning_rate=3e-3, **keys))
-    assert lines[-1]["actor/ptx_nll"] < 0.8 * lines[0]["actor/ptx_nll"]
+    assert lines[-1]["actor/ptx_nll_nats_per_token"] < 0.8 * lines[0]["actor/ptx_nll_nats_per_token"]
 
 
 def test_an_average_of_the_weights_lies_between_start_and_end(cache, tmp_path):

@@ -72,7 +72,13 @@ def _answers(count: int = 40) -> list[dict[str, Any]]:
 
 def _ppo_metrics(count: int = 12) -> list[dict[str, Any]]:
     names = ("score", "gold", "vader", "kl", "response_tokens", "ended", "explained_variance", "distinct2", "seconds")
-    names += ("actor/entropy", "actor/clip_fraction", "actor/approx_kl", "first_ratio_error", "engine_gap")
+    names += (
+        "actor/entropy_nats_per_token",
+        "actor/clip_fraction",
+        "actor/approx_kl_k2_nats_per_token",
+        "first_log_ratio_max",
+        "engine_gap_nats_per_token",
+    )
     return [{"step": i + 1} | {name: (i + k) / (20 + k) for k, name in enumerate(names)} for i in range(count)]
 
 
@@ -87,7 +93,9 @@ def _stage(folder: Path, command: str) -> Path:
     _json(folder / "config.json", _config(command))
     _json(folder / "environment.json", {"python": "3.11", "started": "2030-01-01T00:00:00+0000"})
     summary: dict[str, Any] = {"seconds": 61.0, "peak_rss_mib": 900, "seed": 0}
-    metrics: list[dict[str, Any]] = [{"step": i, "nll": 3 / i, "loss": 1 / i, "accuracy": 0.7} for i in range(1, 4)]
+    metrics: list[dict[str, Any]] = [
+        {"step": i, "nll_nats_per_token": 3 / i, "loss": 1 / i, "accuracy": 0.7} for i in range(1, 4)
+    ]
     samples: list[dict[str, Any]] = [{"prompt": "it is", "response": f" text {i}", "ended": True} for i in range(4)]
     if command == "collect":
         summary |= {"answers": 8, "comparisons": 2, "human_comparisons": 0}

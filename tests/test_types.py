@@ -32,6 +32,7 @@ def rollout(lengths: list[int], start: int = 0) -> Rollout:
         packed.tokens, packed.mask, packed.lengths, packed.features,
         logprobs=torch.where(packed.mask, -packed.tokens.float(), 0.0),
         terminated=torch.tensor([i % 2 == 0 for i in own]),
+        stopped=torch.zeros(len(packed), dtype=torch.bool),
         version=torch.tensor(own),
         prompts=tuple(Prompt(f"prompt {i}", (i, i)) for i in own),
     )  # fmt: skip
@@ -127,6 +128,7 @@ def test_the_end_token_counts_as_chosen_but_is_no_part_of_the_text():
         packed.tokens, packed.mask, packed.lengths, packed.features,
         logprobs=torch.zeros(2, 4),
         terminated=torch.tensor([True, False]),
+        stopped=torch.zeros(len(packed), dtype=torch.bool),
         version=torch.zeros(2, dtype=torch.long),
         prompts=(Prompt("p", (5, 6)),) * 2,
     )  # fmt: skip
@@ -141,6 +143,7 @@ def test_an_answer_that_is_only_an_end_token_has_length_one_and_no_text():
         packed.tokens, packed.mask, packed.lengths, packed.features,
         logprobs=torch.zeros(1, 3),
         terminated=torch.tensor([True]),
+        stopped=torch.zeros(len(packed), dtype=torch.bool),
         version=torch.zeros(1, dtype=torch.long),
         prompts=(Prompt("p", (5, 6)),),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plaudit.config import PPOConfig
+from plaudit.config import CRITIC_FREE, PPOConfig
 from plaudit.schema import build
 
 VOWELS = "plaudit.rewards.function:vowels"
@@ -32,4 +32,9 @@ def config(out: Path, **keys: Any) -> PPOConfig:
         for part in path:
             section = section.setdefault(part, {})
         section[last] = value
+    kind = data["arrangement"].get("kind", "frozen_trunk")
+    if kind != "frozen_trunk":
+        del data["arrangement"]["blocks"]
+    if kind == "shared_trunk" or data.get("estimator") in CRITIC_FREE:
+        del data["critic"]
     return build(PPOConfig, data)

@@ -14,6 +14,9 @@ from plaudit.presets import PRESETS, Conventions, Hyper, Preset
 from plaudit.schema import Frozen, overlaid
 from plaudit.schema import build as build
 from plaudit.schema import read as read
+from plaudit.unheard import CRITIC_FREE as CRITIC_FREE
+from plaudit.unheard import GROUPED as GROUPED
+from plaudit.unheard import changed, reason
 
 
 class SamplingConfig(Frozen):
@@ -21,7 +24,16 @@ class SamplingConfig(Frozen):
     max_new_tokens: int = Field(32, ge=1, description="length limit of an answer, in tokens")
     top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens that make up this much; 1: all")
     top_k: int = Field(0, ge=0, description="draw from this many likeliest tokens; 0: all")
+    stop: list[str] = Field([], description="an answer ends with any of these texts too, which stay a part of it")
     fixed_length: bool = Field(False, description="answers run to the limit; an end token is a token like others")
+
+    @model_validator(mode="after")
+    def _stops(self) -> Self:
+        if not all(self.stop):
+            raise ValueError("stop: an empty text would end every answer at once; leave it out")
+        if self.stop and self.fixed_length:
+            raise ValueError("stop: with fixed_length no answer ends before the limit; use one of the two")
+        return self
 
 
 class OptimizerConfig(Frozen):
@@ -265,11 +277,6 @@ class FunctionsConfig(Frozen):
     )
 
 
-#: estimators of the advantages that need no critic, and those that compare the answers to one prompt
-CRITIC_FREE = ("reinforce", "rloo", "grpo", "reinforce++")
-GROUPED = ("rloo", "grpo")
-
-
 class PPOConfig(RunConfig):
     out: str = "runs/ppo"
     conventions: Conventions = Conventions()
@@ -429,7 +436,19 @@ class PPOConfig(RunConfig):
             raise ValueError("whiten_rewards over one row leaves nothing; raise batch_size, or whiten_rewards=false")
         self._estimated()
         self._combined()
+        self._heard()
         return self
+
+    def _heard(self) -> None:
+        """Every key that was set has an effect."""
+        base = type(self).model_construct()
+        base = base.rebased({"conventions": {"preset": self.conventions.preset}, "estimator": self.estimator})
+        for key in changed(self, base):
+            # the quickstart's own default, which follows the processor where there is a trunk to follow it
+            if key == "arrangement.precision" and self.arrangement.precision == "auto":
+                continue
+            if why := reason(self, key):
+                raise ValueError(f"{key}: has no effect here, because {why}")
 
     def _estimated(self) -> None:
         if self.estimator in GROUPED and self.samples_per_prompt < 2:
@@ -443,16 +462,8 @@ class PPOConfig(RunConfig):
             raise ValueError(
                 "kl.place: in groups of equal scores GRPO would blow up the KL of the rewards; use kl.place=loss"
             )
-        if self.n_steps != 1 and self.estimator != "n_step":
-            raise ValueError(f"n_steps: estimator={self.estimator} does not know it; use estimator=n_step")
-        if self.functions.advantages and self.value_target != "lambda_return":
-            raise ValueError("value_target: functions.advantages returns the value target too; leave it out")
-        if self.estimator in CRITIC_FREE:
-            for key in ("critic_warmup", "bootstrap_truncated", "value_target", "critic_from", "critic_head"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key}: estimator={self.estimator} has no critic; use estimator=gae")
-            if self.functions.advantages:
-                raise ValueError(f"functions.advantages: estimator={self.estimator} is one already; use estimator=gae")
+        if self.estimator in CRITIC_FREE and self.functions.advantages:
+            raise ValueError(f"functions.advantages: estimator={self.estimator} is one already; use estimator=gae")
 
     def _combined(self) -> None:
         if not all(extra.source for extra in self.extra_rewards):
@@ -478,6 +489,11 @@ class PPOConfig(RunConfig):
             )
         if self.critic_warmup >= self.iterations:
             raise ValueError(f"critic_warmup ({self.critic_warmup}) leaves no iteration of {self.iterations}; lower it")
+        if self.pool.refresh_every > self.iterations:
+            raise ValueError(
+                f"pool.refresh_every ({self.pool.refresh_every}) exceeds iterations ({self.iterations}): the policy "
+                "that samples would never change; lower it"
+            )
         off_policy = self.pool.size > 1 or self.pool.refresh_every > 1
         if self.stop_kl and off_policy:
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any
 from plaudit.config import PPOConfig
 from plaudit.presets import PRESETS, Conventions, KLClamp, Whitening
 from plaudit.schema import Frozen
+from plaudit.unheard import reason
 
 Phrase = Callable[[Any], str]
 
@@ -91,7 +92,7 @@ STEPS: dict[str, dict[str, Phrase]] = {
     },
     "Token rewards": {
         "whiten_rewards": _of({False: "left as they are", True: "scaled to unit variance"}),
-        "conventions.reward_whitening": lambda w: f"if scaled, then {_whitening(w)}",
+        "conventions.reward_whitening": lambda w: f"scaled {_whitening(w)}",
     },
     "Advantages and returns": {
         "estimator": _of(
@@ -135,24 +136,49 @@ STEPS: dict[str, dict[str, Phrase]] = {
     "Value loss": {
         "value_clip_range": _number("values limited to the old ones ± {}", "not clipped"),
         "conventions.value_loss_over": _over("over {}"),
-        "vf_coef": _number("weight {} where the trunk is shared"),
-    },
-    "Optimizer (actor)": {
-        "actor.optimizer": str,
-        "actor.betas": lambda b: f"β {b[0]:g}, {b[1]:g}",
-        "actor.eps": _number("ε {}"),
-        "actor.eps_corrected": _of({True: "ε beside the corrected moment", False: "ε beside the moment as it is"}),
-        "actor.schedule": _of(
-            {"linear": "rate falls linearly", "cosine": "rate falls as a cosine", "constant": "constant rate"}
+        "vf_coef": _number("weight {} in the total of both losses"),
+        "critic_from": _of(
+            {
+                "auto": "the critic starts as the reward model, where there is one",
+                "reward": "the critic starts as the reward model",
+                "actor": "the critic starts as the actor",
+            }
         ),
-        "actor.schedule_per": _of({"step": "with every step", "rollout": "with every rollout"}),
-        "actor.learning_rate": _number("peak rate {}"),
-        "actor.warmup_steps": _number("{} steps of warm-up", "no warm-up by steps"),
-        "actor.warmup_fraction": _number("{} of all steps warm up", "no warm-up by share"),
-        "actor.final_fraction": _number("{} of the peak is left at the end", "nothing is left at the end"),
-        "actor.max_grad_norm": _number("gradient norm limited to {}", "gradient norm not limited"),
-        "actor.skip_nonfinite": _of({False: "a gradient that is not finite stops the run", True: "… is left out"}),
+        "critic_warmup": _number("the critic learns alone for {} iterations", "actor and critic learn from the start"),
     },
+    "Besides": {
+        "ptx.coef": _number("language-model loss on texts of yours, weighed {}", "no texts of yours besides (PTX)"),
+        "ema_decay": _number("the model is an average of the weights, decay {}", "the model is the last step's"),
+        "pool.importance_cap": _number(
+            "tokens weighed by min({}, π_trainer / π_engine)", "the engine's gap is measured, not corrected"
+        ),
+    },
+}
+
+#: the same for each of the two optimizers
+OPTIMIZER: dict[str, Phrase] = {
+    "optimizer": str,
+    "betas": lambda b: f"β {b[0]:g}, {b[1]:g}",
+    "eps": _number("ε {}"),
+    "eps_corrected": _of({True: "ε beside the corrected moment", False: "ε beside the moment as it is"}),
+    "weight_decay": _number("matrices decay by {}", "no weight decay"),
+    "schedule": _of({"linear": "rate falls linearly", "cosine": "rate falls as a cosine", "constant": "constant rate"}),
+    "schedule_per": _of({"step": "with every step", "rollout": "with every rollout"}),
+    "learning_rate": _number("peak rate {}"),
+    "warmup_steps": _number("{} steps of warm-up", "no warm-up by steps"),
+    "warmup_fraction": _number("{} of all steps warm up", "no warm-up by share"),
+    "final_fraction": _number("{} of the peak is left at the end", "nothing is left at the end"),
+    "max_grad_norm": _number("gradient norm limited to {}", "gradient norm not limited"),
+    "skip_nonfinite": _of({False: "a gradient that is not finite stops the run", True: "… is left out"}),
+}
+for _role in ("actor", "critic"):
+    STEPS[f"Optimizer of the {_role}"] = {f"{_role}.{key}": phrase for key, phrase in OPTIMIZER.items()}
+
+#: key -> the step in which a function of the user's takes our place
+OWN = {
+    "functions.token_rewards": "Token rewards",
+    "functions.advantages": "Advantages and returns",
+    "functions.policy_loss": "Policy loss",
 }
 
 
@@ -164,11 +190,22 @@ def explain(config: PPOConfig) -> Iterator[str]:
     yield f"conventions: {name}" + (f", but for {', '.join(changed)}" if changed else "")
     if changed and (name != "plaudit" or len(changed) > 1):
         yield "  (this mixture is not tested: tested are the presets, and single deviations from plaudit)"
+    without: dict[str, list[str]] = {}
     for step, keys in STEPS.items():
+        if all(reason(config, key) for key in keys):
+            for key in keys:
+                without.setdefault(reason(config, key).partition(";")[0], []).append(key)
+            continue
         yield ""
         yield step
+        for key, place in OWN.items():
+            if place == step and (spec := value_at(config, key)):
+                yield f"  {'by your own function':66}  {key} = {spec}"
         for key, phrase in keys.items():
             value = value_at(config, key)
+            if why := reason(config, key):
+                without.setdefault(why.partition(";")[0], []).append(key)
+                continue
             yield f"  {phrase(value):66}  {key} = {_plain(value)}"
             others: dict[str, list[str]] = {}
             for system, preset in presets.items():
@@ -177,6 +214,13 @@ def explain(config: PPOConfig) -> Iterator[str]:
                     others.setdefault(phrase(theirs), []).append(system)
             for words, systems in others.items():
                 yield f"      {', '.join(systems)}: {words}"
+    if without:
+        yield ""
+        yield "Without effect here"
+        for why, silent in without.items():
+            whole = [f"{role}.*" for role in ("actor", "critic") if f"{role}.optimizer" in silent]
+            single = [key for key in silent if f"{key.partition('.')[0]}.*" not in whole]
+            yield f"  {why}: {', '.join(single + whole)}"
 
 
 def preset_config(system: str) -> PPOConfig:

@@ -688,7 +688,7 @@ def _dpo_cards(stage: Stage) -> list[Card]:
 
 
 def _sft_cards(stage: Stage) -> list[Card]:
-    points = _points(stage.metrics, "step", "nll")
+    points = _points(stage.metrics, "step", "nll_nats_per_token")
     if not points:
         return []
     first, last, few = _ends(points)
@@ -719,7 +719,7 @@ SCORE, KL = Curve("score", "Reward score"), Curve("kl", "KL per response (nats)"
 GOLD, VADER = Curve("gold", "Gold judge", percent=True), Curve("vader", "VADER sentiment")
 PPO_CURVES = (
     Curve("response_tokens", "Response length (tokens)"),
-    Curve("actor/entropy", "Entropy (nats a token)"),
+    Curve("actor/entropy_nats_per_token", "Entropy (nats a token)"),
     Curve("ended", "Answers that end", percent=True),
     Curve("actor/clip_fraction", "Clip fraction", percent=True),
     Curve("explained_variance", "Explained variance"),
@@ -748,9 +748,19 @@ def _ppo_curves(stages: Stages) -> Section:
 def _bookkeeping(stage: Stage) -> list[Block]:
     """Checks of the machinery itself, as opposed to its results."""
     checks = (
-        ("first_ratio_error", "Largest |log ratio| at an iteration's first minibatch", max, "above 0.0001: a mismatch"),
-        ("engine_gap", "Largest gap between sampling and training log-probabilities", max, "above 0.01"),
-        ("actor/approx_kl", "Mean KL of one iteration's updates", statistics.fmean, "above 0.1: steps too large"),
+        (
+            "first_log_ratio_max",
+            "Largest |log ratio| at an iteration's first minibatch",
+            max,
+            "above 0.0001: a mismatch",
+        ),
+        ("engine_gap_nats_per_token", "Largest gap between sampling and training log-probabilities", max, "above 0.01"),
+        (
+            "actor/approx_kl_k2_nats_per_token",
+            "Mean KL of one iteration's updates",
+            statistics.fmean,
+            "above 0.1: steps too large",
+        ),
         ("actor/grad_norm", "Largest gradient norm of the actor", max, "many times the usual"),
         ("seconds", "Mean seconds an iteration", statistics.fmean, ""),
     )
@@ -1099,8 +1109,8 @@ def _preferred(stages: Stages) -> Section:
 def _fine_tuning(stages: Stages) -> Section:
     stage = stages["sft"]
     curves = [
-        Curve("nll", "Loss (nats a token)"),
-        Curve("entropy", "Entropy (nats a token)"),
+        Curve("nll_nats_per_token", "Loss (nats a token)"),
+        Curve("entropy_nats_per_token", "Entropy (nats a token)"),
         Curve("grad_norm", "Gradient norm"),
     ]
     blocks = _charts([_curve_chart(curve, stage.metrics, f"sft-{i}", "step") for i, curve in enumerate(curves)])

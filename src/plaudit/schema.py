@@ -111,9 +111,28 @@ def build(schema: type[C], data: dict[str, Any], source: str = "configuration") 
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            # inside a list, where no default could be merged before
+            section, key = _section(schema, first["loc"][:-1]), str(first["loc"][-1])
+            raise ConfigError(
+                f"{source}: unknown key {where!r}{_advice(section, where.removesuffix(key), key)}"
+            ) from None
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "list_type":
+            message = f'write a list, for example {where}=["…"]; {message}'
         got = f", not {first['input']!r}" if where and not isinstance(first["input"], dict) else ""
         raise ConfigError(f"{source}: {where + ': ' if where else ''}{message[0].lower()}{message[1:]}{got}") from None
+
+
+def _section(schema: type[Frozen], loc: tuple[int | str, ...]) -> type[Frozen]:
+    """The schema of the section at a path that may go through lists."""
+    for part in loc:
+        if isinstance(part, str):
+            annotation = schema.model_fields[part].annotation
+            inner = get_args(annotation)[0] if get_args(annotation) else annotation
+            assert isinstance(inner, type) and issubclass(inner, Frozen)
+            schema = inner
+    return schema
 
 
 def _merge(default: Frozen, data: dict[str, Any], source: str, prefix: str = "") -> dict[str, Any]:

@@ -177,23 +177,30 @@ class Rollout(Sequences):
     """Prompts with the policy's answers. ``mask`` marks the tokens the policy chose, the end token included.
 
     ``logprobs`` f32 (B, S): as the sampler saw them, at the sampling temperature. ``terminated`` bool (B,): the policy
-    ended the answer itself; otherwise the length limit cut it. ``version`` i64 (B,): the policy that sampled.
+    ended the answer itself; otherwise the length limit cut it. ``stopped`` bool (B,): it did so with a stop string,
+    which is part of the text, as an end token is not. ``version`` i64 (B,): the policy that sampled.
     """
 
     logprobs: Float[Tensor, "B S"]
     terminated: Bool[Tensor, " B"]
+    stopped: Bool[Tensor, " B"]
     version: Int[Tensor, " B"]
     prompts: tuple[Prompt, ...]
+
+    @classmethod
+    def pack(cls, rows: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], **extra: Any) -> Self:
+        """As for :class:`Sequences`; no row was stopped unless said otherwise."""
+        return super().pack(rows, masks, **{"stopped": torch.zeros(len(rows), dtype=torch.bool)} | extra)
 
     def text_end(self) -> Int[Tensor, " B"]:
         # A score is a function of the text, and the end token is no part of the text: the same answer scores the same
         # here, in reward-model training, on the command line and in the exported model.
         at = torch.arange(self.mask.shape[1], device=self.mask.device)
-        return torch.where(self.mask, at, -1).amax(1) - self.terminated.long()
+        return torch.where(self.mask, at, -1).amax(1) - (self.terminated & ~self.stopped).long()
 
     def text_mask(self) -> Bool[Tensor, "B S"]:
         """The chosen tokens that are text: all but the end token."""
-        return self.mask & ~(ops.last_true(self.mask) & self.terminated[:, None])
+        return self.mask & ~(ops.last_true(self.mask) & (self.terminated & ~self.stopped)[:, None])
 
     def fed(self, more: Int[Tensor, " B"], token: int) -> Self:
         """The same rows with ``token`` fed ``more`` times after each, which the policy did not choose.
@@ -302,6 +309,11 @@ class Preference:
     order: tuple[int, ...] = ()
     seconds: float = 0.0
     created: str = ""
+
+    @property
+    def certainty(self) -> float:
+        """How sure it is that a better placed answer is the better, 0.5 to 1."""
+        return float(self.comparison.provenance.get("certainty", 1.0))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from families import FAMILIES, build
@@ -10,7 +12,8 @@ from plaudit.config import SamplingConfig
 from plaudit.learner import Scorer
 from plaudit.models.network import LanguageHead, Network, token_logprobs
 from plaudit.models.stack import WholeStack
-from plaudit.rollout.local import LocalEngine, sample
+from plaudit.rollout.local import LocalEngine
+from plaudit.rollout.sampling import sample
 from plaudit.types import Prompt
 
 PROMPTS = [Prompt("", (5, 9, 3)), Prompt("", (7, 2)), Prompt("", (4, 4, 4, 8, 11)), Prompt("", (6,))]
@@ -139,3 +142,84 @@ def test_only_the_likeliest_tokens_are_drawn_where_that_is_asked_for(model, keys
     with torch.no_grad():
         logits = network.language(network(rollout.take([0])).hidden[0, len(PROMPTS[0].ids) - 1])
     assert drawn == set(logits.topk(most).indices.tolist())
+
+
+def many(count: int) -> list[Prompt]:
+    """Prompts of 1 to 7 tokens, each of them asked three times."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for i in range(count):
+        size = 1 + i % 7
+        made.append(Prompt("", tuple(torch.randint(5, 60, (size,), generator=generator).tolist())))
+    return [prompt for prompt in made for _ in range(3)]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_new_prompts_take_the_places_of_answers_that_have_ended(model, rows: int):
+    """However few rows are in flight at once, and however often the memory is tidied up, the answers are the same."""
+    prompts, sampling = many(9), SamplingConfig(max_new_tokens=9)
+    ends = range(0, 12)
+    few = LocalEngine(model, ends, max_rows=rows).generate(prompts, sampling, seed=3)
+    all_at_once = LocalEngine(model, ends, max_rows=99).generate(prompts, sampling, seed=3)
+    assert 0.2 < float(few.terminated.float().mean()) < 1
+    assert torch.equal(few.tokens, all_at_once.tokens) and torch.equal(few.terminated, all_at_once.terminated)
+    assert torch.allclose(few.logprobs, all_at_once.logprobs, atol=1e-4)
+
+
+def test_answers_to_one_prompt_are_different_draws():
+    rollout = LocalEngine(build("llama", seed=0), [1]).generate(
+        [Prompt("", (5, 9, 3))] * 8, SamplingConfig(max_new_tokens=8), seed=0
+    )
+    assert len({tuple(row) for row in rollout.tokens.tolist()}) > 4
+
+
+def test_progress_counts_every_answer_once():
+    said: list[int] = []
+    engine = LocalEngine(build("llama", seed=0), range(0, 12), max_rows=4)
+    engine.generate(many(5), SamplingConfig(max_new_tokens=6), seed=0, progress=said.append)
+    assert said == sorted(set(said)) and said[-1] == 15
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(97 + i % 26) for i in ids)
+
+
+def test_a_stop_string_ends_an_answer_and_stays_in_its_text():
+    """Over many draws: the string stands at the end of every stopped answer, and in no answer anywhere else."""
+    engine = LocalEngine(build("llama", seed=0), [1], text_of=letters)
+    sampling = SamplingConfig(max_new_tokens=20, stop=["e", "cd"])
+    rollout = engine.generate(many(30), sampling, seed=0)
+    assert 5 < int(rollout.stopped.sum()) < len(rollout)
+    for i in range(len(rollout)):
+        text = letters(rollout.response_ids(i))
+        assert rollout.stopped[i] == text.endswith(("e", "cd"))
+        assert "e" not in text[:-1] and "cd" not in text[:-1]
+        if rollout.stopped[i]:
+            assert rollout.terminated[i] and len(text) == int(rollout.mask[i].sum())
+
+
+def test_a_stop_string_within_the_prompt_ends_nothing():
+    engine = LocalEngine(build("llama", seed=0), [10**6], text_of=letters)
+    prompt = Prompt("", (4, 2, 3))
+    free = engine.generate([prompt], SamplingConfig(max_new_tokens=6), seed=0)
+    stop = letters([*prompt.ids, *free.response_ids(0)])[:4]
+    assert torch.equal(
+        engine.generate([prompt], SamplingConfig(max_new_tokens=6, stop=[stop]), seed=0).tokens, free.tokens
+    )
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that nobody has written yet holds nan."""
+    real = torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda self, *size, **kind: real(self, *size, **kind).fill_(math.nan)
+    )
+
+
+def test_memory_that_nobody_has_written_is_never_read(model, poisoned):
+    """Prompts so different in length that they are read apart: the short ones begin late in the memory."""
+    prompts = [Prompt("", (7,) * 60)] * 3 + [Prompt("", tuple(range(20, 80)))] * 3 + many(4)
+    prompts += [Prompt("", (i, *range(30, 88))) for i in range(5, 9)]
+    rollout = LocalEngine(model, range(0, 12)).generate(prompts, SamplingConfig(max_new_tokens=9), seed=3)
+    assert torch.isfinite(rollout.logprobs).all()

@@ -1,26 +1,32 @@
 """Faults that users of RLHF toolkits have reported, each with its right answer; the numbers were computed by hand.
 
-Kinds that have a test of their own elsewhere (loading and saving, data files, resuming) are not repeated here.
+Kinds that have a test of their own elsewhere are not repeated here: rows and templates (test_data), columns, counts and
+failures of reward functions (test_rewards), saved models and their scores (test_models), groups (ops/test_advantages),
+micro-batches (invariance/test_learner), resuming (test_cli, test_ppo_pieces), collapse (test_health).
 """
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 from families import build
 from tiny_runs import config
+from transformers import AutoModelForCausalLM
 
 import plaudit
 from plaudit import ops
 from plaudit.algorithms import ppo
 from plaudit.algorithms.reward import ranking_loss
 from plaudit.config import ArrangementConfig, OptimizerConfig, PPOConfig, RewardConfig, SamplingConfig
-from plaudit.errors import NonFinite
+from plaudit.errors import ModelError, NonFinite
 from plaudit.learner import Learner, Scorer
 from plaudit.models.arrangements import CriticStart, arrange
+from plaudit.models.load import new_reward_model, save_reward_model
 from plaudit.models.network import (
     LanguageHead,
     Network,
@@ -32,7 +38,9 @@ from plaudit.models.network import (
 )
 from plaudit.models.stack import WholeStack
 from plaudit.recipes.roles import turn
-from plaudit.rollout.local import LocalEngine, sample
+from plaudit.rollout.local import LocalEngine
+from plaudit.rollout.pool import Pool
+from plaudit.rollout.sampling import sample
 from plaudit.runs import read_jsonl
 from plaudit.types import Experience, Prompt, RankedAnswers, Sequences
 
@@ -215,3 +223,85 @@ def test_building_a_run_leaves_the_global_random_state_alone(cache, tmp_path):
     plaudit.ppo(config(tmp_path / "run", iterations=1, critic_head="random"))
     assert torch.equal(before, torch.get_rng_state())
     assert others == numpy.random.get_state()[1].tolist()
+
+
+def two_each(prompts, responses):
+    return [2.0] * len(prompts)
+
+
+@pytest.mark.parametrize(("how", "unended"), [("subtract", 1.0), ("replace", -1.0)])
+def test_an_end_token_inside_the_prompt_ends_nothing_and_the_penalty_fires(cache, tiny, tmp_path, how, unended):
+    """Each answer scores 2: an ended one is paid 2, an unended one 1 (the penalty taken off) or −1 (in its place)."""
+    _, tokenizer = tiny
+    end = tokenizer.inner.convert_ids_to_tokens(tokenizer.end_ids[0])
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": f"one{end}two"}) + "\n", encoding="utf-8")
+    assert tokenizer.end_ids[0] in tokenizer.prompt(f"one{end}two").ids[1:]
+    reward = f"{Path(__file__)}:two_each"
+    plaudit.ppo(config(tmp_path / "run", prompts=str(tmp_path / "prompts.jsonl"), reward=reward, truncation=how))
+    for line in read_jsonl(tmp_path / "run" / "metrics.jsonl"):
+        assert line["score_paid"] == pytest.approx(2 * line["ended"] + unended * line["truncated"])
+        assert line["truncated"] > 0
+
+
+def test_a_reward_model_with_another_vocabulary_is_refused_before_anything_is_scored(cache, tiny, tmp_path):
+    """The same size, the ids of two tokens exchanged: its scores would be of other texts."""
+    _, tokenizer = tiny
+    model = new_reward_model("tiny", tokenizer)
+    head = scalar_head(torch.ones(1, model.config.hidden_size))
+    save_reward_model(model, head, tokenizer, tmp_path / "reward", mean=0.0, deviation=1.0)
+    file = tmp_path / "reward" / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    one, two = list(vocabulary)[5:7]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match="vocabulary"):
+        plaudit.ppo(config(tmp_path / "run", reward=str(tmp_path / "reward")))
+
+
+def test_what_was_computed_for_a_row_stays_with_it():
+    """Three epochs of shuffled minibatches, cut into length-sorted micro-batches: every advantage with its own row."""
+    lengths = [3, 7, 2, 5, 4, 6, 8]
+    rows = Sequences.pack([[n] * n for n in lengths], [[True] * n for n in lengths])
+    own = rows.tokens.float()
+    zero = torch.zeros_like(own)
+    experience = Experience(
+        **{f: getattr(rows, f) for f in ("tokens", "mask", "lengths", "features")},
+        **{f: zero for f in ("logprobs", "ref_logprobs", "importance", "values", "returns")},
+        value_mask=rows.mask,
+        advantages=own,
+        ref_hidden=zero[:, :, None][:, :, :0],
+        version=torch.zeros(len(rows), dtype=torch.long),
+    )
+    pool = Pool()
+    pool.add(experience, 0)
+    seen = []
+    for minibatch in pool.minibatches(3, 2, torch.Generator().manual_seed(0)):
+        for index in minibatch.micro_batches(12):
+            part = minibatch.take(index).trim()
+            assert torch.equal(part.advantages, part.tokens.float())
+            seen += part.lengths.tolist()
+    assert sorted(seen) == sorted(3 * lengths)
+
+
+def test_fewer_prompts_than_a_batch_and_an_answer_that_is_only_an_end(cache, tmp_path):
+    """17 prompts in batches of 32 run; an answer of one token has length 1 and a finite loss."""
+    run = tmp_path / "run"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{i} a"}) + "\n" for i in range(17)), encoding="utf-8")
+    plaudit.ppo(config(run, prompts=str(prompts), batch_size=32, iterations=1, sampling__max_new_tokens=1))
+    (line,) = read_jsonl(run / "metrics.jsonl")
+    assert line["response_tokens"] == 1 and line["updates"] == 4
+    assert math.isfinite(line["actor/policy_loss"])
+
+
+def test_the_last_steps_are_saved_whatever_the_interval_of_checkpoints(cache, tmp_path):
+    """Seven iterations with a checkpoint every five leave the model of the seventh."""
+    models = []
+    for every in (5, 7):
+        out = tmp_path / f"every{every}"
+        assert plaudit.ppo(config(out, iterations=7, checkpoint_every=every))["iterations"] == 7
+        loaded, info = AutoModelForCausalLM.from_pretrained(out / "model", output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        models.append(loaded.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(models[0].values(), models[1].values(), strict=True))

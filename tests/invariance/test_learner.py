@@ -137,7 +137,7 @@ def test_a_step_that_is_left_out_is_counted_and_the_loop_goes_on():
 def test_a_step_that_is_refused_changes_nothing():
     learner = Learner(_network(), OptimizerConfig(learning_rate=1.0), 5)
     before = copy.deepcopy(learner.network.state_dict())
-    measured = learner.step(_rows(), sft_loss, veto=lambda seen: seen["nll"] > 0)
+    measured = learner.step(_rows(), sft_loss, veto=lambda seen: seen["nll_nats_per_token"] > 0)
     assert (measured["skipped"], measured["vetoed"], learner.steps) == (1, 1, 0)
     assert all(torch.equal(before[k], v) for k, v in learner.network.state_dict().items())
 

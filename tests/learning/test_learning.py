@@ -54,8 +54,8 @@ def test_ppo_raises_the_reward(cache, tmp_path, kind: str):
     summary = plaudit.ppo(_ppo(tmp_path / "run", arrangement=arrangement, iterations=40))
     assert summary["score_last"] > summary["score_first"] + 0.1
     lines = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    assert max(line["first_ratio_error"] for line in lines) < 1e-4
-    assert max(line["engine_gap"] for line in lines) < 1e-4
+    assert max(line["first_log_ratio_max"] for line in lines) < 1e-4
+    assert max(line["engine_gap_nats_per_token"] for line in lines) < 1e-4
 
 
 def test_a_dear_kl_keeps_the_model_where_it_was(cache, tmp_path):
@@ -86,7 +86,7 @@ def test_sft_learns_a_text_and_to_stop(cache, tmp_path):
         epochs=60,
         optimizer=optimizer,
     )
-    assert plaudit.sft(config)["nll"] < 0.1
+    assert plaudit.sft(config)["nll_nats_per_token"] < 0.1
     (sample,) = read_jsonl(tmp_path / "run" / "samples.jsonl")
     assert sample["response"] == " yes"
 

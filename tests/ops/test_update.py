@@ -11,7 +11,7 @@ from families import build
 from plaudit import ops
 from plaudit.models.network import LanguageHead, Network, Outputs, token_policy
 from plaudit.models.stack import WholeStack
-from plaudit.rollout.local import sample
+from plaudit.rollout.sampling import sample
 from plaudit.types import Sequences
 
 

@@ -21,10 +21,12 @@ from plaudit.types import Preference, Sequences, Weights
 class Pairs(Sequences):
     """Two rows a pair, the chosen one first: row 2i is better than row 2i + 1. ``mask`` marks the answers' tokens.
 
-    ``ref_answer_logprobs`` f32 (B,): the reference's log-probability of each answer, summed over its tokens.
+    ``ref_answer_logprobs`` f32 (B,): the reference's log-probability of each answer, summed over its tokens;
+    ``certainty`` f32 (B,): how sure it is that the chosen one is better, the same for both rows of a pair.
     """
 
     ref_answer_logprobs: Float[Tensor, " B"]
+    certainty: Float[Tensor, " B"]
 
     def weights(self) -> Weights:
         """Each chosen row bears its pair's loss."""
@@ -42,13 +44,13 @@ class Pairs(Sequences):
 
 def pairs_of(
     preferences: Sequence[Preference], tokenizer: Tokenizer, max_length: int, max_pairs: int, seed: int
-) -> Pairs:
+) -> tuple[Pairs, int]:
     """Every ordered pair of each preference (at most ``max_pairs`` of them, drawn), as rows of prompt and answer.
 
     An answer that its author ended closes with the end token, so that ending is learned too. What is longer than
-    ``max_length`` loses its beginning; pairs that are equal after that are left out.
+    ``max_length`` loses its beginning; pairs that are equal after that are left out, and counted beside.
     """
-    ids, masks = [], []
+    ids, masks, certainties, equal = [], [], [], 0
     for number, p in enumerate(preferences):
         prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
         rows = []
@@ -56,12 +58,15 @@ def pairs_of(
             text = tokenizer.scored_ids(prompt, answer.text) + [*tokenizer.end_ids[:1]] * answer.ended
             rows.append((text[-max_length:], [i >= len(prompt) for i in range(len(text))][-max_length:]))
         places = range(len(rows))
-        ordered = [(i, j) for i in places for j in places if p.ranks[i] < p.ranks[j] and rows[i] != rows[j]]
+        preferred = [(i, j) for i in places for j in places if p.ranks[i] < p.ranks[j]]
+        ordered = [(i, j) for i, j in preferred if rows[i] != rows[j]]
+        equal += len(preferred) - len(ordered)
         for at in shuffled(len(ordered), seed, number)[:max_pairs]:
             for row, mask in (rows[side] for side in ordered[at]):
                 ids.append(row)
                 masks.append(mask)
-    return Pairs.pack(ids, masks, ref_answer_logprobs=torch.zeros(len(ids)))
+                certainties.append(p.certainty)
+    return Pairs.pack(ids, masks, ref_answer_logprobs=torch.zeros(len(ids)), certainty=torch.tensor(certainties)), equal
 
 
 def answer_logprobs(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
@@ -76,7 +81,8 @@ def dpo_loss(beta: float, label_smoothing: float = 0.0) -> Loss:
         assert isinstance(rows, Pairs)
         gained = beta * (answer_logprobs(outputs, rows) - rows.ref_answer_logprobs)
         chosen, rejected = gained[::2], gained[1::2]
-        losses = ops.bradley_terry(chosen, rejected, target=1 - label_smoothing)
+        sure = rows.certainty[::2]
+        losses = ops.bradley_terry(chosen, rejected, target=sure * (1 - label_smoothing) + (1 - sure) * label_smoothing)
         weight = weights.main[::2]
         stats = {"accuracy": (chosen > rejected).float(), "margin": chosen - rejected, "chosen_reward": chosen}
         return (losses * weight).sum(), weighted(stats, weight)

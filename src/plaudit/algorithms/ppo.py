@@ -287,7 +287,7 @@ def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[st
     for minibatch in state.pool.minibatches(cfg.epochs, cfg.minibatches, generator):
         stats = improve(cfg, roles, minibatch, critic_only=critic_only)
         yield stats
-        if cfg.stop_kl and stats.get("actor/approx_kl", 0.0) > cfg.stop_kl:
+        if cfg.stop_kl and stats.get("actor/approx_kl_k2_nats_per_token", 0.0) > cfg.stop_kl:
             return
 
 
@@ -337,9 +337,9 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
         clipped = ops.policy_clipped(now, rows.logprobs, rows.advantages, hyper.clip, ratio_clamp=clamp)
         stats = {
             "policy_loss": policy,
-            "entropy": entropy,
+            "entropy_nats_per_token": entropy,
             "clip_fraction": clipped.float(),
-            "approx_kl": ops.kl_estimate(now, rows.logprobs, "k2"),
+            "approx_kl_k2_nats_per_token": ops.kl_estimate(now, rows.logprobs, "k2"),
             "ratio": ops.importance_ratio(now, rows.logprobs, clamp),
             "log_ratio_max": (now - rows.logprobs).abs(),
         }
@@ -347,13 +347,13 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
             total = total - cfg.entropy_coef * entropy
         if cfg.kl.place == "loss":
             if cfg.kl.estimator == "full":
-                kl = token_kl(outputs, rows, rows.ref_hidden, reference, t)
+                kl = limited_kl(c.kl_clamp, token_kl(outputs, rows, rows.ref_hidden, reference, t))
             else:
                 kl = estimated_kl(c.kl_clamp, logprobs, rows.ref_logprobs, cfg.kl.estimator)
                 if c.kl_gradient == "kl":
                     kl = kl.detach() + ops.kl_slope(logprobs, rows.logprobs, rows.ref_logprobs)
             total = total + state.kl_coef * kl
-            stats["kl_loss"] = kl
+            stats[f"kl_{cfg.kl.estimator}_nats_per_token"] = kl
         return (total * weights.main).sum(), weighted(stats, weights.places)
 
     return loss
@@ -400,7 +400,7 @@ def iteration_metrics(
     """Means over real tokens (or responses) of what the iteration saw, and over its updates of what they reported.
 
     ``score`` is what the sources gave, ``score_paid`` what is left after clip and penalties; ``kl`` is the KL that is
-    trained on, an answer, in nats.
+    trained on, under its short name and under one that tells estimator and unit.
     """
     mask = rollout.mask
     lengths = rollout.response_lengths().float()
@@ -409,6 +409,7 @@ def iteration_metrics(
         "score_std": float(judgement.scores.std(unbiased=False)),
         "score_paid": float(scores.mean()),
         "kl": float(kl.mean()),
+        f"kl_{cfg.kl.estimator}_nats_per_response": float(kl.mean()),
         "response_tokens": float(lengths.mean()),
         "ended": float(rollout.terminated.float().mean()),
         "truncated": float((~rollout.terminated).float().mean()),
@@ -425,9 +426,9 @@ def iteration_metrics(
         compared = ops.masked_sum(credit.whitened_rewards, mask)
         metrics["equal_groups"] = float(ops.equal_groups(compared, cfg.samples_per_prompt).float().mean())
     if cfg.logprob_temperature == cfg.sampling.temperature:
-        metrics["engine_gap"] = float(ops.masked_mean((rollout.logprobs - read.logprobs).abs(), mask))
+        metrics["engine_gap_nats_per_token"] = float(ops.masked_mean((rollout.logprobs - read.logprobs).abs(), mask))
     if "actor/log_ratio_max" in updates[0]:
-        metrics["first_ratio_error"] = updates[0]["actor/log_ratio_max"]
+        metrics["first_log_ratio_max"] = updates[0]["actor/log_ratio_max"]
     names = dict.fromkeys(name for update in updates for name in update)
     for name in names:
         said = [update[name] for update in updates if name in update]

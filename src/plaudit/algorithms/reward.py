@@ -130,7 +130,7 @@ def ranked_answers(
             masks.append([i >= len(prompt) for i in range(len(row))][-max_length:])
             groups.append(group)
             margins.append(float(p.comparison.provenance.get("margin", 0.0)))
-            certainties.append(float(p.comparison.provenance.get("certainty", 1.0)))
+            certainties.append(p.certainty)
             # Rows that are the same after cutting score the same; an order between them teaches nothing: it is a tie.
             ranks.append(seen.setdefault(tuple(ids[-1]), rank))
     return RankedAnswers.pack(
@@ -142,6 +142,17 @@ def ranked_answers(
         certainty=torch.tensor(certainties),
         ties=ties,
     )
+
+
+def pairs_equal_after_cutting(preferences: Sequence[Preference], tokenizer: Tokenizer, max_length: int) -> int:
+    """How many ordered pairs of answers are the same once cut, so that :func:`ranked_answers` makes ties of them."""
+    equal = 0
+    for p in preferences:
+        prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        kept = [tokenizer.scored_ids(prompt, a.text)[-max_length:] for a in p.comparison.answers]
+        places = range(len(kept))
+        equal += sum(kept[i] == kept[j] for i in places for j in places if p.ranks[i] < p.ranks[j])
+    return equal
 
 
 def batches(count: Sequence[int], answers: int, seed: int, epoch: int) -> list[list[int]]:

@@ -12,7 +12,9 @@ from plaudit.types import Sequences, Weights
 def sft_loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
     """Mean of −log π(tok_s | tok_<s) over the supervised tokens, in nats."""
     logprobs, entropy = token_policy(outputs, rows)
-    return -(logprobs * weights.main).sum(), weighted({"nll": -logprobs, "entropy": entropy}, weights.main)
+    return -(logprobs * weights.main).sum(), weighted(
+        {"nll_nats_per_token": -logprobs, "entropy_nats_per_token": entropy}, weights.main
+    )
 
 
 def scaled(loss: Loss, coefficient: float, name: str) -> Loss:

@@ -115,7 +115,7 @@ def _blind_critic(lines: Lines) -> Sign | None:
 
 
 def _entropy(lines: Lines) -> Sign | None:
-    first, now = _start(lines, "actor/entropy"), _level(lines, "actor/entropy")
+    first, now = _start(lines, "actor/entropy_nats_per_token"), _level(lines, "actor/entropy_nats_per_token")
     if first and now is not None and now < 0.15 * first:
         return Sign(
             "entropy", f"the policy no longer explores: entropy {now:.2f} nats after {first:.2f}. Raise entropy_coef"

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plaudit.models.memory import KeyValues
+
 #: rows of the products that the blocked layout is made for
 PACKED_FOR = 64
 PACKABLE = (torch.float32, torch.bfloat16)
@@ -99,28 +101,6 @@ def can_pack() -> bool:
     return True
 
 
-class KeyValues:
-    """Keys and values of one block, (b, kv heads, slots, D), allocated once and written in place."""
-
-    def __init__(self, keys: Tensor, values: Tensor):
-        self.keys, self.values, self.used = keys, values, 0
-
-    @classmethod
-    def like(cls, keys: Float[Tensor, "b h n D"], values: Float[Tensor, "b h n D2"], slots: int) -> KeyValues:
-        """Room for ``slots`` keys and values of the shape and kind of these."""
-        return cls(*(x.new_empty(x.shape[0], x.shape[1], slots, x.shape[3]) for x in (keys, values)))
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        end = self.used + keys.shape[2]
-        self.keys[:, :, self.used : end] = keys
-        self.values[:, :, self.used : end] = values
-        self.used = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def keep(self, rows: Tensor) -> None:
-        self.keys, self.values = self.keys[rows], self.values[rows]
-
-
 @dataclass(frozen=True)
 class Rotation:
     """Cosines and sines of the positions, (b, n, 1, D/2)."""
@@ -163,11 +143,6 @@ class FusedBlock:
         """Takes over the block's present weights."""
         for product in (self.qkv, self.out, self.gate_up, self.down):
             product.refresh()
-
-    def memory(self, rows: int, slots: int, device: torch.device) -> KeyValues:
-        """Room for the keys and values of ``slots`` tokens of ``rows`` rows."""
-        shape = (rows, self.kv_heads, slots, self.width)
-        return KeyValues(*(torch.empty(shape, dtype=self.dtype, device=device) for _ in range(2)))
 
     def __call__(
         self,

@@ -41,7 +41,9 @@ def locate(model: str) -> str:
         if not any(path.glob("*.safetensors")):
             raise ModelError(f"{model}: no weights (*.safetensors); the folder is incomplete or in another format")
     elif path.is_absolute() or model.startswith(".") or model.count("/") != 1 or os.environ.get("HF_HUB_OFFLINE"):
-        raise ModelError(f"{model}: no such model folder; an earlier stage makes it, or name one with model=…")
+        raise ModelError(
+            f"{model}: no such model folder; an earlier stage makes it, or name another one (a folder or a hub id)"
+        )
     return model
 
 

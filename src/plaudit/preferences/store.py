@@ -66,6 +66,8 @@ class PreferenceStore:
         self.path = Path(path)
         if not create and not self.path.exists():
             raise DataError(f"{path}: no such preference store; `plaudit collect` makes one")
+        if not create and self.path.is_file() and not self.path.stat().st_size:
+            raise DataError(f"{path}: an empty file and no preference store; `plaudit collect` makes one")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

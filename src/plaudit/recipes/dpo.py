@@ -34,10 +34,10 @@ def dpo(config: DPOConfig, run: Run) -> Summary:
     network, trunk = trainable_policy(model, config.train_blocks, config.precision)
     scorer = Scorer(network, device)
 
-    def pairs_of(preferences) -> algorithm.Pairs:
+    def pairs_of(preferences) -> tuple[algorithm.Pairs, int]:
         return algorithm.pairs_of(preferences, tokenizer, config.max_length, config.max_pairs, config.seed)
 
-    train, held_out = pairs_of(parts.train), pairs_of(parts.held_out)
+    (train, equal), (held_out, _) = pairs_of(parts.train), pairs_of(parts.held_out)
     if not len(train):
         raise DataError(
             f"{config.store}: no preference pairs to train from ({parts.unusable} tied, {len(parts.held_out)} held "
@@ -68,6 +68,7 @@ def dpo(config: DPOConfig, run: Run) -> Summary:
         "held_out_pairs": len(right),
         "accuracy": float(right.mean()) if len(right) else None,
         "unusable_preferences": parts.unusable,
+        "pairs_equal_after_cutting": equal,
         "loss": metrics.get("loss"),
         "steps": learner.steps,
     }

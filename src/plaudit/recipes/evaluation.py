@@ -50,7 +50,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> Summary:
     reward_source = ModelReward(Scorer(Network(stacks[2], scalar=head), device)) if head is not None else None
 
     def answers(policy, title: str) -> tuple[Answers, Rollout]:
-        engine = LocalEngine(policy, tokenizer.end_ids, trunk=trunk, device=device)
+        engine = LocalEngine(policy, tokenizer.end_ids, text_of=tokenizer.decode, trunk=trunk, device=device)
         rollout = generate(engine, prompts, config.sampling, config.seed, title)
         texts, asked = tokenizer.responses(rollout), [p.text for p in prompts]
         judged = {name: watch(asked, texts) for name, watch in watches.items()}

@@ -170,7 +170,7 @@ def _samples(done: algorithm.Iteration, said: Said) -> list[dict[str, Any]]:
 def _warn(run: Run, config: PPOConfig, lines: list[dict[str, Any]], warned: set[str]) -> None:
     """Says each kind of warning once, on the screen and in events.jsonl; ``lines`` are the run's numbers so far."""
     found = health.signs(lines, config.monitors)
-    iteration, off = lines[-1]["step"], lines[-1].get("first_ratio_error", 0.0)
+    iteration, off = lines[-1]["step"], lines[-1].get("first_log_ratio_max", 0.0)
     on_policy = config.pool.size == 1 and config.pool.refresh_every == 1
     if on_policy and off > 1e-4:
         message = (

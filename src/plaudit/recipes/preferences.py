@@ -48,10 +48,11 @@ def _sample_comparisons(config: CollectConfig):
     model, tokenizer = load_language_model(config.model)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     fits(model, prompts, config.sampling)
-    engine = LocalEngine(model.to(device), tokenizer.end_ids, device=device)
+    engine = LocalEngine(model.to(device), tokenizer.end_ids, text_of=tokenizer.decode, device=device)
     asked = [prompt for prompt in prompts for _ in range(config.k)]
     rollout = generate(engine, asked, config.sampling, config.seed, "sampling answers")
-    texts, ended = tokenizer.responses(rollout), rollout.terminated.tolist()
+    # a stop string is no end token: from such an answer nothing is to be learned of ending
+    texts, ended = tokenizer.responses(rollout), (rollout.terminated & ~rollout.stopped).tolist()
     provenance = {"model": config.model, "seed": config.seed, "sampling": config.sampling.model_dump()}
     made = []
     for i, prompt in enumerate(prompts):

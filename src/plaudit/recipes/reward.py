@@ -53,6 +53,12 @@ def reward(config: RewardConfig, run: Run) -> Summary:
         rows = reward_algorithm.ranked_answers(chosen, tokenizer, config.max_length, ties=config.ties == "half")
         return prepared(rows.to(device), trunk)
 
+    equal = reward_algorithm.pairs_equal_after_cutting(parts.train, tokenizer, config.max_length)
+    if equal:
+        say(f"{equal} pairs are the same texts once cut to {config.max_length} tokens; they count as ties")
+    unsure = sum(p.certainty != 1 for p in parts.train)
+    if unsure and config.loss != "pairwise":
+        say(f"{unsure} comparisons say how certain they are; loss={config.loss} takes them all as certain")
     fit(run, learner, reward_algorithm.ranking_loss(config), batch_at, len(order), "reward model")
     scorer = Scorer(network, device)
 
@@ -81,6 +87,7 @@ def reward(config: RewardConfig, run: Run) -> Summary:
     summary = quality | {
         "train_comparisons": len(parts.train),
         "unusable_preferences": parts.unusable,
+        "pairs_equal_after_cutting": equal,
         "score_mean": mean,
         "score_deviation": deviation,
         "normalised_on": f"{len(reference_scores)} {'unlabelled samples' if unlabelled else 'training answers'}",

@@ -175,7 +175,9 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     if made.critic is not None and not made.joint:
         critic = Learner(made.critic, config.critic, steps, device, steps_per_rollout=a_rollout)
         updates.append(algorithm.Update("critic", critic, algorithm.critic_loss(config)))
-    engine = LocalEngine(model, tokenizer.end_ids, trunk=made.trunk, head=made.head, device=device)
+    engine = LocalEngine(
+        model, tokenizer.end_ids, text_of=tokenizer.decode, trunk=made.trunk, head=made.head, device=device
+    )
     behaviour = Behaviour(actor.named) if config.pool.refresh_every > 1 else None
     roles = algorithm.Roles(
         engine=engine if behaviour is None else LaggedEngine(engine, behaviour),
@@ -195,11 +197,15 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
 
 
 def source_of(
-    spec: str, tokenizer: Tokenizer, device: torch.device, network_of: Callable[[RewardParts], Network]
+    spec: str,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    network_of: Callable[[RewardParts], Network],
+    kind: str = "reward function",
 ) -> RewardSource:
-    """A function, or a reward model through the network that ``network_of`` makes of it."""
+    """A function (a ``kind`` of which, its errors say), or a reward model as the network ``network_of`` makes of it."""
     if is_function(spec):
-        return FunctionReward(load_function(spec), tokenizer, spec)
+        return FunctionReward(load_function(spec), tokenizer, spec, kind)
     return ModelReward(Scorer(network_of(reward_parts(spec, tokenizer, device)).to(device), device))
 
 

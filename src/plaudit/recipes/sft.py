@@ -41,7 +41,7 @@ def sft(config: SFTConfig, run: Run) -> Summary:
     save(run.path("model"), lambda folder: save_language_model(model, tokenizer, folder))
     run.log_samples(learner.steps, _try_out(model, tokenizer, rows, config.seed, device))
     summary = {"rows": counted.rows, "cut": counted.cut, "dropped": counted.dropped, "steps": learner.steps}
-    return summary | {"nll": metrics.get("nll")}
+    return summary | {"nll_nats_per_token": metrics.get("nll_nats_per_token")}
 
 
 def _epochs(rows: int, batch: int, epochs: int, seed: int) -> list[torch.Tensor]:
@@ -60,6 +60,6 @@ def _try_out(model, tokenizer: Tokenizer, rows: Sequences, seed: int, device) ->
         # a whole text supervises all but its first token; it is continued from its first few
         ids = rows.tokens[i, : given if given > 1 else max(1, min(4, int(rows.lengths[i]) - 1))].tolist()
         prompts.append(Prompt(tokenizer.decode(ids), tuple(ids)))
-    engine = LocalEngine(model, tokenizer.end_ids, device=device)
+    engine = LocalEngine(model, tokenizer.end_ids, text_of=tokenizer.decode, device=device)
     rollout = engine.generate(prompts, SamplingConfig(temperature=0.8), seed=seed)
     return [{"prompt": p.text, "response": r} for p, r in zip(prompts, tokenizer.responses(rollout), strict=True)]

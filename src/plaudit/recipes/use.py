@@ -53,7 +53,7 @@ class Chat:
                 f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand"
             )
         self.model = loaded.to(device)
-        self.engine = LocalEngine(self.model, self.tokenizer.end_ids, device=device)
+        self.engine = LocalEngine(self.model, self.tokenizer.end_ids, text_of=self.tokenizer.decode, device=device)
         self.config = config
         self.messages: list[dict[str, str]] = []
 

@@ -29,9 +29,15 @@ class FunctionReward:
     A function that takes no ``**columns`` is given those it names.
     """
 
-    def __init__(self, function: Callable[..., Sequence[float]], tokenizer: Tokenizer, name: str | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Sequence[float]],
+        tokenizer: Tokenizer,
+        name: str | None = None,
+        kind: str = "reward function",
+    ):
         self.function, self.tokenizer = function, tokenizer
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name = f"{kind} {name or getattr(function, '__name__', type(function).__name__)}"
         parameters = inspect.signature(function).parameters
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.takes = set(parameters)
@@ -54,8 +60,8 @@ class FunctionReward:
         except (Exception, SystemExit) as error:
             where = self._row_at_fault(prompts, responses, columns)
             what = f"{type(error).__name__}{where}: {first_line(error)}"
-            raise RewardError(f"reward function {self.name} raised {what}") from error
-        return torch.tensor(checked(scores, len(rollout), f"reward function {self.name}"))
+            raise RewardError(f"{self.name} raised {what}") from error
+        return torch.tensor(checked(scores, len(rollout), self.name))
 
     def _row_at_fault(self, prompts: list[str], responses: list[str], columns: dict[str, list[Any]]) -> str:
         """The first row on which the function fails by itself, for the message."""

@@ -1,0 +1,91 @@
+"""Plaudit's side of the PPO benchmarks: one iteration for every line read; see against_trl.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from prompts import EPOCHS, PROMPTS, SHAPES, prompts
+
+from plaudit.algorithms.ppo import ppo_iteration
+from plaudit.config import PPOConfig
+from plaudit.device import peak_rss_mib, release_memory
+from plaudit.models.load import load_language_model, new_reward_model, save_reward_model
+from plaudit.models.network import scalar_head
+from plaudit.recipes.roles import compose
+from plaudit.schema import build
+from plaudit.types import Prompt
+
+
+def reward_folder(model: str, folder: Path) -> Path:
+    """A reward model of the policy's size, with a random head."""
+    _, tokenizer = load_language_model(model)
+    made = new_reward_model(model, tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    head = scalar_head(torch.randn(1, made.config.hidden_size, generator=generator) / 100)
+    save_reward_model(made, head, tokenizer, folder, mean=0.0, deviation=1.0)
+    return folder
+
+
+def configuration(arrangement: str, shape: str, model: str, reward: Path, **keys) -> PPOConfig:
+    """What TRL's defaults are, in our words: four epochs of one minibatch, β 0.05, no penalty."""
+    return build(
+        PPOConfig,
+        {
+            "model": model,
+            "reward": str(reward),
+            "batch_size": PROMPTS,
+            "epochs": EPOCHS,
+            "minibatches": 1,
+            "iterations": 1000,
+            "truncation_penalty": 0.0,
+            "kl": {"coef": 0.05},
+            "sampling": {
+                "temperature": 0.7,
+                "max_new_tokens": SHAPES[shape][0],
+                "fixed_length": shape == "fixed",
+            },
+            "arrangement": {"kind": arrangement},
+            **keys,
+        },
+    )
+
+
+class Side:
+    def __init__(self, arrangement: str, shape: str, model: str = "smollm2", end: int | None = None):
+        self.shape = shape
+        with tempfile.TemporaryDirectory() as folder:
+            reward = reward_folder(model, Path(folder, "reward"))
+            self.config = configuration(arrangement, shape, model, reward)
+            loaded, tokenizer = load_language_model(model)
+            if end is not None:
+                tokenizer.end_ids = (end,)
+            self.made = compose(self.config, loaded, tokenizer, torch.device("cpu"))
+
+    def iterate(self, number: int) -> dict[str, float]:
+        asked = [Prompt("", tuple(ids)) for ids in prompts(self.shape, number)]
+        started = time.perf_counter()
+        done = ppo_iteration(self.config, self.made.roles, self.made.state, asked)
+        release_memory()
+        seconds = time.perf_counter() - started
+        assert done.metrics["first_log_ratio_max"] < 1e-4
+        return {
+            "seconds": seconds,
+            "tokens": int(done.rollout.mask.sum()),
+            "updates": done.metrics["updates"],
+            "peak_mib": peak_rss_mib(),
+        }
+
+
+def main() -> None:
+    side = Side(*sys.argv[1:3], end=int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    for line in sys.stdin:
+        print(json.dumps(side.iterate(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
