@@ -297,3 +297,12 @@ def test_explain_has_words_for_every_preset(name: str, capsys):
 def test_explain_says_which_mixtures_are_untested(capsys):
     main(["explain", "conventions.preset=verl", "conventions.score_position=after_end"])
     assert "not tested" in capsys.readouterr().out
+
+
+def test_explain_leaves_out_what_has_no_effect_and_says_why(capsys):
+    main(["explain", "estimator=rloo", "samples_per_prompt=2", "functions.policy_loss=mine.py:mine"])
+    said = capsys.readouterr().out
+    shown, _, without = said.partition("Without effect here")
+    assert "Optimizer of the critic" not in shown and "λ" not in shown and "clip_range" not in shown
+    assert "estimator=rloo has no critic: " in without and "critic.*" in without
+    assert "by your own function" in shown and "mine.py:mine" in shown

@@ -89,6 +89,9 @@ PRECISION = (
 )
 
 
+BELOW_THE_TOP = "matrix products of the blocks below the top ones, as for SFT: what is sampled from rounds a little"
+
+
 class RunConfig(Frozen):
     out: str = Field("", description="run folder; it must not hold a run already (or use --resume)")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of every random stream")
@@ -123,6 +126,7 @@ class CollectConfig(RunConfig):
     )
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
+    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=BELOW_THE_TOP)
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
     comparisons: str = Field(
         "", description="ready-made human judgements to add: a file of prompt, chosen, rejected, or reviews/comparisons"
@@ -356,6 +360,9 @@ class PPOConfig(RunConfig):
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )
+    profile: bool = Field(
+        False, description="measure each phase of an iteration: seconds, tokens a second, share of the products' rate"
+    )
     checkpoint_every: int = Field(10, ge=1, description="iterations between checkpoints")
     sample_every: int = Field(1, ge=1, description="iterations between samples written to samples.jsonl")
 
@@ -556,6 +563,7 @@ class EvaluateConfig(RunConfig):
     prompts: str = Field("reviews/evaluation", description="held-out prompts: a file, a hub id or reviews/evaluation")
     count: int = Field(256, ge=0, description="number of prompts, from the start; 0 uses all")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
+    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=BELOW_THE_TOP)
     judges: list[str] = Field(
         ["gold", "vader"],
         min_length=1,
@@ -567,11 +575,11 @@ class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
     sft: SFTConfig = SFTConfig(rows=720, precision="auto")
-    collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons")
+    collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons", precision="auto")
     label: LabelConfig = LabelConfig(limit=48)
     reward: RewardConfig = RewardConfig(precision="auto")
     ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"], arrangement=ArrangementConfig(precision="auto"))
-    evaluate: EvaluateConfig = EvaluateConfig()
+    evaluate: EvaluateConfig = EvaluateConfig(precision="auto")
 
     @model_validator(mode="after")
     def _wired(self) -> Self:

@@ -1,4 +1,4 @@
-"""The device a run uses, and how much memory its process has taken."""
+"""The device a run uses, what time passes there, and how much memory its process has taken."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import contextlib
 import ctypes
 import os
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -50,3 +54,27 @@ def peak_rss_mib() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak // 2**20 if sys.platform == "darwin" else peak // 2**10
+
+
+@dataclass
+class Clock:
+    """Seconds of each phase since the last :meth:`reset`. ``device``: a phase ends when its work there has ended."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.seconds = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = self._now()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._now() - started
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+        return time.perf_counter()

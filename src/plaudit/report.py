@@ -741,7 +741,7 @@ def _ppo_curves(stages: Stages) -> Section:
     if len({row.get("kl_coef") for row in stage.metrics}) > 1:
         curves.append(Curve("kl_coef", "KL coefficient"))
     charts = [_curve_chart(curve, stage.metrics, f"ppo-{i}") for i, curve in enumerate(curves)]
-    blocks = _charts(charts) + _bookkeeping(stage)
+    blocks = _charts(charts) + _bookkeeping(stage) + _time_spent(stage)
     return Section("curves", "PPO, iteration by iteration", blocks or [_awaited(stage, "the curves of PPO")])
 
 
@@ -769,6 +769,29 @@ def _bookkeeping(stage: Stage) -> list[Block]:
         if values := [value for (value,) in _column(stage.metrics, key)]:
             rows.append([title, f"{summarise(values):.2g}".replace("-", "−"), bad])
     return [_table("Checks of the machinery", ["Check", "Value", "Bad sign"], rows)] if rows else []
+
+
+PHASES = {
+    "generate": "Generate answers",
+    "read": "Read actor, reference and critic",
+    "judge": "Judge",
+    "improve": "Improve",
+    "publish": "Publish",
+}
+
+
+def _time_spent(stage: Stage) -> list[Block]:
+    """Where an iteration's time goes, where a profile was asked for: medians over iterations."""
+    rows = []
+    for phase, title in PHASES.items():
+        cells = [title]
+        for kind, form in (("seconds", "{:.2f}"), ("tokens_per_second", "{:,.0f}"), ("share_of_limit", "{:.0%}")):
+            values = [value for (value,) in _column(stage.metrics, f"{kind}/{phase}")]
+            cells.append(form.format(statistics.median(values)) if values else "–")
+        if cells[1] != "–":
+            rows.append(cells)
+    heads = ["Phase", "Seconds", "Answer tokens a second", "Of the rate of float32 products alone"]
+    return [_table("Where an iteration's time goes", heads, rows)] if rows else []
 
 
 def _proxy_and_truth(stages: Stages) -> Section:

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM
 import plaudit
 from plaudit import ops
 from plaudit.algorithms import ppo
+from plaudit.algorithms.dpo import Pairs, dpo_loss
 from plaudit.algorithms.reward import ranking_loss
-from plaudit.config import ArrangementConfig, OptimizerConfig, PPOConfig, RewardConfig, SamplingConfig
+from plaudit.config import ArrangementConfig, DPOConfig, OptimizerConfig, PPOConfig, RewardConfig, SamplingConfig
 from plaudit.errors import ModelError, NonFinite
 from plaudit.learner import Learner, Scorer
 from plaudit.models.arrangements import CriticStart, arrange
@@ -37,12 +38,13 @@ from plaudit.models.network import (
     token_values,
 )
 from plaudit.models.stack import WholeStack
+from plaudit.preferences.store import PreferenceStore
 from plaudit.recipes.roles import turn
 from plaudit.rollout.local import LocalEngine
 from plaudit.rollout.pool import Pool
 from plaudit.rollout.sampling import sample
 from plaudit.runs import read_jsonl
-from plaudit.types import Experience, Prompt, RankedAnswers, Sequences
+from plaudit.types import Answer, Comparison, Experience, Preference, Prompt, RankedAnswers, Sequences
 
 ENDED = torch.tensor([[True, True, True, False, False]])
 
@@ -144,6 +146,45 @@ def test_two_answers_that_are_one_after_cutting_teach_nothing():
     assert net.scalar is not None and net.scalar.weight.grad is not None
     assert net.scalar.weight.grad.abs().max() < 1e-6
     assert stats["accuracy"] == 0
+
+
+@pytest.mark.parametrize("stage", ["reward", "dpo"])
+def test_pairs_that_are_one_after_cutting_are_counted(cache, tmp_path, stage: str):
+    """Texts lose their beginning: two that differ only there are one."""
+    end = " and so on and so on and so on" * 3
+    store = PreferenceStore(tmp_path / "store.sqlite", create=True)
+    made = [("good", "bad", 0), ("great" + end, "poor" + end, 1), ("fine", "dull", 0)] * 4
+    comparisons = [
+        Comparison(0, f"{i}: ", (Answer(better), Answer(worse)), {"split": "train"})
+        for i, (better, worse, _) in enumerate(made)
+    ]
+    store.record([Preference(c, (0, 1), "person") for c in store.add(comparisons)])
+    store.close()
+    keys = {"model": "tiny", "store": str(tmp_path / "store.sqlite"), "max_length": 20, "train_blocks": 1}
+    config = (RewardConfig if stage == "reward" else DPOConfig)(out=str(tmp_path / "run"), **keys)
+    summary = getattr(plaudit, stage)(config)
+    assert summary["pairs_equal_after_cutting"] == sum(same for *_, same in made)
+
+
+def test_a_pair_of_which_nobody_is_certain_teaches_nothing():
+    net = network("llama")
+    rows = [[5, 6, 7], [5, 9, 8]] * 2
+    losses = []
+    for certainty in (0.5, 0.8, 1.0):
+        pairs = Pairs.pack(
+            rows,
+            [[False, True, True]] * 4,
+            ref_answer_logprobs=token_logprobs(net(plain := Sequences.pack(rows, [[False, True, True]] * 4)), plain)
+            .sum(1)
+            .detach(),
+            certainty=torch.full((4,), certainty),
+        )
+        net.zero_grad()
+        loss, _ = dpo_loss(0.1)(net(pairs), pairs, pairs.weights())
+        loss.backward()
+        assert loss.item() == pytest.approx(0.693147, abs=1e-5)
+        losses.append(next(p.grad.norm().item() for p in net.parameters() if p.grad is not None))
+    assert losses[0] < 1e-6 < losses[1] < losses[2]
 
 
 def test_whitening_hears_no_padding():

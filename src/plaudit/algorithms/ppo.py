@@ -18,6 +18,7 @@ from plaudit import ops
 from plaudit.algorithms.credit import Facts, TokenRewards, assign, checked
 from plaudit.config import CRITIC_FREE, PPOConfig
 from plaudit.conventions import Credit, Estimate, Positions, estimated_kl, limited_kl
+from plaudit.device import Clock
 from plaudit.errors import NonFinite, PlauditError
 from plaudit.learner import Average, Learner, Loss, Stats, weighted
 from plaudit.models.network import (
@@ -90,6 +91,7 @@ class Roles:
     behaviour: Callable[[], AbstractContextManager[None]] = nullcontext
     more: Callable[[int], Sequence[tuple[Sequences, Loss]]] = lambda step: ()
     own: Own = field(default_factory=Own)
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass
@@ -138,13 +140,16 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
     # Act: the policy that samples answers the prompts, and says what it and the reference make of each token.
     with roles.behaviour():
         asked = [prompt for prompt in prompts for _ in range(cfg.samples_per_prompt)]
-        rollout = roles.engine.generate(asked, cfg.sampling, seed=stream(cfg.seed, state.iteration, 0))
-        rollout = roles.prepare(rollout)
-        rows, positions = as_read(cfg, rollout, roles)
-        read = read_policies(cfg, roles, rows, positions)
+        with roles.clock("generate"):
+            rollout = roles.engine.generate(asked, cfg.sampling, seed=stream(cfg.seed, state.iteration, 0))
+        with roles.clock("read"):
+            rollout = roles.prepare(rollout)
+            rows, positions = as_read(cfg, rollout, roles)
+            read = read_policies(cfg, roles, rows, positions)
     tell("act", rollout)
     # Judge: one score an answer, and its price.
-    judgement = roles.judge.judge(rollout)
+    with roles.clock("judge"):
+        judgement = roles.judge.judge(rollout)
     finite("scores", judgement.scores[:, None])
     scores = ops.penalise(
         judgement.scores.clamp(-cfg.reward_clip, cfg.reward_clip) if cfg.reward_clip else judgement.scores,
@@ -156,7 +161,9 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
     )
     tell("judge", judgement)
     # Assign credit: the score is paid at the end, KL is charged at every token.
-    facts = Facts(scores, dense_part(cfg, judgement, rows), read.kl, *read_critic(cfg, roles, rows, positions))
+    with roles.clock("read"):
+        values, bootstrap = read_critic(cfg, roles, rows, positions)
+    facts = Facts(scores, dense_part(cfg, judgement, rows), read.kl, values, bootstrap)
     in_reward = state.kl_coef if cfg.kl.place == "reward" else 0.0
     credit = assign(cfg, facts, rows, positions, in_reward, roles.own.token_rewards, roles.own.advantages)
     tell("assign_credit", credit)
@@ -174,13 +181,15 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
         reduction=cfg.loss_reduction,
     )
     state.pool.add(experience, state.version)
-    updates = list(improvements(cfg, roles, state))
+    with roles.clock("improve"):
+        updates = list(improvements(cfg, roles, state))
     tell("improve", updates)
     # Publish: every few iterations the improved policy takes over the sampling, at an adjusted price of KL.
     state.iteration += 1
     if state.iteration % cfg.pool.refresh_every == 0:
         state.version += 1
-        roles.engine.load(state.version)
+        with roles.clock("publish"):
+            roles.engine.load(state.version)
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
     metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef

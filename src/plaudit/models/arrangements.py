@@ -222,10 +222,10 @@ def read_together(models: list[PreTrainedModel], depth: int) -> list[Stack]:
     return [UpperStack(m, len(blocks_of(m)[1]) - depth) for m in models]
 
 
-def shared_trunk(base: PreTrainedModel, depth: int) -> Trunk | None:
+def shared_trunk(base: PreTrainedModel, depth: int, precision: str = "float32") -> Trunk | None:
     """The trunk of ``depth`` shared blocks, for an engine to generate through."""
     total = len(blocks_of(base)[1])
-    return Trunk(base, total - depth, sampling=True) if depth else None
+    return Trunk(base, total - depth, precision, sampling=True) if depth else None
 
 
 def trainable_policy(model: PreTrainedModel, blocks: int, precision: str) -> tuple[Network, Trunk | None]:

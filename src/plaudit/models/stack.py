@@ -86,7 +86,7 @@ class Stack(nn.Module):
         raise NotImplementedError
 
 
-def like_lengths(lengths: Tensor, *, smallest: int = 256, waste: float = 0.15) -> Iterator[Tensor]:
+def like_lengths(lengths: Tensor, *, smallest: int = 512, waste: float = 0.15) -> Iterator[Tensor]:
     """Row indices in parts of at least ``smallest`` tokens (but for the last), cut where padding would exceed ``waste``
     of a part."""
     order = torch.argsort(lengths, descending=True, stable=True)
@@ -258,7 +258,9 @@ class Trunk:
         blocks.requires_grad_(False)
         dtype = torch.bfloat16 if in_bfloat16(precision, base) else base.dtype
         #: the same blocks for inference, where the family allows it
-        self.fused = [FusedBlock(block, dtype, copy=sampling) for block in blocks] if can_fuse(base) else None
+        # weights that are copied for another dtype anyway may as well be copied into the faster layout
+        copied = sampling or dtype != base.dtype
+        self.fused = [FusedBlock(block, dtype, copy=copied) for block in blocks] if can_fuse(base) else None
         self.low = dtype != base.dtype
 
     def products(self) -> AbstractContextManager[None]:

@@ -43,7 +43,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> Summary:
     for part in (model, reference, *bases, *([head] if head is not None else [])):
         part.to(device)
     stacks = read_together(bases, depth)
-    trunk = shared_trunk(model.base_model, depth)
+    trunk = shared_trunk(model.base_model, depth, config.precision)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     fits(model, prompts, config.sampling)
     watches = {name: watch(name) for name in config.judges}

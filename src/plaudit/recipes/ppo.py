@@ -18,6 +18,7 @@ from plaudit.data import rows as data
 from plaudit.errors import NonFinite, RunError
 from plaudit.evaluation.compare import distinct, level, repeated
 from plaudit.inspection import health
+from plaudit.inspection.profile import products_rate, profile
 from plaudit.models.load import load_language_model, save_language_model
 from plaudit.progress import Bar, graceful, say
 from plaudit.recipes.common import Summary, Watch, fits, save, stage, watch
@@ -59,9 +60,11 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
     run.forget_after(state.iteration)
     lines = read_jsonl(run.path("metrics.jsonl"))
     warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
+    rate = products_rate(int(model.config.hidden_size), device) if config.profile else 0.0
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
         while state.iteration < config.iterations and not validation.exhausted:
             started = time.time()
+            made.roles.clock.reset()
             numbers = turn(len(prompts), config.batch_size, state.iteration, config.seed)
             try:
                 iteration = algorithm.ppo_iteration(config, made.roles, state, [prompts[i] for i in numbers])
@@ -70,6 +73,8 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
                 raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
             said = _said(iteration, tokenizer, watches)
             metrics = _metrics(iteration, said)
+            if config.profile:
+                metrics |= profile(made.roles.clock, made.sizes, iteration.rollout, config.epochs, rate)
             if validation.due(state.iteration, config.iterations):
                 with made.result():
                     metrics["validation"] = validation.judge()

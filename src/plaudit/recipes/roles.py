@@ -17,7 +17,9 @@ from plaudit.algorithms.sft import scaled, sft_loss
 from plaudit.config import CRITIC_FREE, PPOConfig, SamplingConfig
 from plaudit.data import rows as data
 from plaudit.data.order import shuffled
+from plaudit.device import Clock
 from plaudit.errors import ConfigError
+from plaudit.inspection.profile import Sizes, linear_weights
 from plaudit.learner import Average, Learner, Loss, Scorer
 from plaudit.models.arrangements import CriticStart, RewardParts, arrange, further_reward
 from plaudit.models.load import load_reward_model
@@ -91,6 +93,8 @@ class Composed:
     behaviour: Behaviour | None
     #: the weights that are to be saved in the end, where they are not the actor's last
     average: Average | None
+    #: what the roles' linear layers weigh, for a profile
+    sizes: Sizes
     actor: dict[str, torch.nn.Parameter]
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -192,8 +196,18 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
         behaviour=nullcontext if behaviour is None else behaviour,
         more=_ptx(config, tokenizer, made.trunk, device),
         own=own,
+        clock=Clock(device),
     )
-    return Composed(model, roles, state, engine, judge, behaviour, average, actor.named)
+    sizes = Sizes(
+        blocks=linear_weights(model.base_model),
+        head=made.reference.language.linear.weight.numel(),
+        actor=linear_weights(made.actor.stack),
+        reference=linear_weights(made.reference.stack),
+        # a head on the actor's own trunk runs no blocks of its own
+        critic=0 if made.critic is None or made.joint else linear_weights(made.critic.stack),
+        reward=linear_weights(made.reward and made.reward.stack),
+    )
+    return Composed(model, roles, state, engine, judge, behaviour, average, sizes, actor.named)
 
 
 def source_of(
