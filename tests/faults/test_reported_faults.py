@@ -231,12 +231,12 @@ def test_logits_that_become_nan_stop_the_run_and_lose_nothing(cache, tmp_path, m
     """At iteration 3 the actor's weights are broken: the run says where, and iteration 2 is on disk."""
     real = ppo.ppo_iteration
 
-    def breaking(cfg, roles, state, prompts):
+    def breaking(cfg, roles, state, *prompts):
         if state.iteration == 2:
             with torch.no_grad():
                 next(iter(roles.updates[0].learner.named.values())).fill_(math.nan)
             roles.engine.load(state.version)
-        return real(cfg, roles, state, prompts)
+        return real(cfg, roles, state, *prompts)
 
     monkeypatch.setattr(ppo, "ppo_iteration", breaking)
     with pytest.raises(NonFinite, match="iteration 3.*not finite"):

@@ -43,9 +43,11 @@ def _ppo(out, **changes) -> PPOConfig:
         "truncation_penalty": 0.0,
         "minibatches": 2,
         "actor": FAST,
-        "critic": FAST,
     }
-    return PPOConfig(**(settings | changes))
+    changed = settings | changes
+    if changed["arrangement"].kind != "shared_trunk":  # there actor and critic step together, with the actor's rate
+        changed = {"critic": FAST} | changed
+    return PPOConfig(**changed)
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared_trunk", "frozen_trunk"])

@@ -7,6 +7,7 @@ arrangement's business. Left out: the loop around the iteration, files, progress
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -92,6 +93,8 @@ class Roles:
     more: Callable[[int], Sequence[tuple[Sequences, Loss]]] = lambda step: ()
     own: Own = field(default_factory=Own)
     clock: Clock = field(default_factory=Clock)
+    #: runs the sampling of the next answers beside an update, where that is asked for
+    ahead: Callable[[Callable[[], Rollout]], Future[Rollout]] | None = None
 
 
 @dataclass
@@ -103,6 +106,8 @@ class State:
     #: how often the policy that samples has been renewed
     version: int = 0
     pool: Pool = field(default_factory=Pool)
+    #: the next answers, being sampled ahead; a resumed run samples them again, from the same weights
+    pending: Future[Rollout] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,8 +135,14 @@ def stream(seed: int, iteration: int, purpose: int) -> int:
     return (seed * 1_000_003 + iteration) * 8 + purpose
 
 
-def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[Prompt]) -> Iteration:
-    """Act, judge, assign credit, improve, publish."""
+def ppo_iteration(
+    cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[Prompt], upcoming: Sequence[Prompt] = ()
+) -> Iteration:
+    """Act, judge, assign credit, improve, publish.
+
+    ``upcoming`` are the prompts of the next iteration, if there is one: where answers are sampled ahead, they are
+    sampled beside this iteration's update, by the policy from before it.
+    """
 
     def tell(verb: str, record: Any) -> None:
         for callback in roles.own.callbacks:
@@ -139,9 +150,9 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
 
     # Act: the policy that samples answers the prompts, and says what it and the reference make of each token.
     with roles.behaviour():
-        asked = [prompt for prompt in prompts for _ in range(cfg.samples_per_prompt)]
         with roles.clock("generate"):
-            rollout = roles.engine.generate(asked, cfg.sampling, seed=stream(cfg.seed, state.iteration, 0))
+            rollout = state.pending.result() if state.pending else sampled(cfg, roles, prompts, state.iteration)
+            state.pending = None
         with roles.clock("read"):
             rollout = roles.prepare(rollout)
             rows, positions = as_read(cfg, rollout, roles)
@@ -181,15 +192,18 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
         reduction=cfg.loss_reduction,
     )
     state.pool.add(experience, state.version)
+    if roles.ahead is not None:
+        renew(roles, state)
+        if upcoming:
+            following = state.iteration + 1
+            state.pending = roles.ahead(lambda: sampled(cfg, roles, upcoming, following))
     with roles.clock("improve"):
         updates = list(improvements(cfg, roles, state))
     tell("improve", updates)
     # Publish: every few iterations the improved policy takes over the sampling, at an adjusted price of KL.
     state.iteration += 1
-    if state.iteration % cfg.pool.refresh_every == 0:
-        state.version += 1
-        with roles.clock("publish"):
-            roles.engine.load(state.version)
+    if roles.ahead is None and state.iteration % cfg.pool.refresh_every == 0:
+        renew(roles, state)
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
     metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef
@@ -199,6 +213,19 @@ def ppo_iteration(cfg: PPOConfig, roles: Roles, state: State, prompts: Sequence[
         )
     tell("publish", metrics)
     return Iteration(metrics, rollout, judgement.scores, kl)
+
+
+def sampled(cfg: PPOConfig, roles: Roles, prompts: Sequence[Prompt], iteration: int) -> Rollout:
+    """The answers of an iteration, from the engine's present weights."""
+    asked = [prompt for prompt in prompts for _ in range(cfg.samples_per_prompt)]
+    return roles.engine.generate(asked, cfg.sampling, seed=stream(cfg.seed, iteration, 0))
+
+
+def renew(roles: Roles, state: State) -> None:
+    """The actor's present weights take over the sampling."""
+    state.version += 1
+    with roles.clock("publish"):
+        roles.engine.load(state.version)
 
 
 def as_read(cfg: PPOConfig, rollout: Rollout, roles: Roles) -> tuple[Rollout, Positions]:

@@ -85,6 +85,47 @@ class Product:
         return F.linear(x, self.weight, self.bias)
 
 
+class Int8Product:
+    """The same from 8-bit integers: weights with a scale for each output, activations with a scale for each row.
+
+    Both are symmetric: x ≈ scale · q with q in −127 … 127. Products are summed in 32-bit integers.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]):
+        self.layers = layers
+        self._taken: list[tuple[int, int]] = []
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Takes over the layers' present weights, if any of them changed."""
+        present = [(layer.weight.data_ptr(), layer.weight._version) for layer in self.layers]
+        # weights that are trained may be exchanged for others behind the same address
+        if present == self._taken and not any(layer.weight.requires_grad for layer in self.layers):
+            return
+        self._taken = present
+        weight = torch.cat([layer.weight.detach().float() for layer in self.layers])
+        self.scale, self.weight = _quantised(weight)
+        biases = [layer.bias for layer in self.layers]
+        self.bias = None
+        if any(b is not None for b in biases):
+            zeros = (torch.zeros_like(layer.weight[:, 0]) for layer in self.layers)
+            self.bias = torch.cat([z if b is None else b.detach() for b, z in zip(biases, zeros, strict=True)]).float()
+
+    def __call__(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
+        scale, rows = _quantised(x.flatten(0, -2).float())
+        product = torch._int_mm(rows, self.weight.t()).float().mul_(scale[:, None]).mul_(self.scale)
+        if self.bias is not None:
+            product += self.bias
+        return product.unflatten(0, x.shape[:-1]).to(x.dtype)
+
+
+def _quantised(x: Float[Tensor, "n i"]) -> tuple[Float[Tensor, " n"], Int[Tensor, "n i"]]:
+    """Each row's scale and its 8-bit integers."""
+    scale = x.abs().amax(-1).clamp(min=1e-12) / 127
+    return scale, (x / scale[:, None]).round_().to(torch.int8)
+
+
 @cache
 def can_pack() -> bool:
     """Whether this build of PyTorch multiplies with weights in oneDNN's layout, and rightly."""
@@ -126,15 +167,21 @@ class Rotation:
 
 
 class FusedBlock:
-    """One block. The residual stream keeps the model's dtype; products and attention run in ``dtype``."""
+    """One block. The residual stream keeps the model's dtype; products and attention run in ``dtype``.
 
-    def __init__(self, block: Any, dtype: torch.dtype, copy: bool):
+    With ``int8`` the products alone run in 8-bit integers.
+    """
+
+    def __init__(self, block: Any, dtype: torch.dtype, copy: bool, *, int8: bool = False):
         self.block, attention, mlp = block, block.self_attn, block.mlp
         self.dtype, self.scale, self.width = dtype, attention.scaling, attention.head_dim
-        self.qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], dtype, copy)
-        self.out = Product([attention.o_proj], dtype, copy)
-        self.gate_up = Product([mlp.gate_proj, mlp.up_proj], dtype, copy)
-        self.down = Product([mlp.down_proj], dtype, copy)
+
+        def product(*layers: nn.Linear) -> Product | Int8Product:
+            return Int8Product(layers) if int8 else Product(layers, dtype, copy)
+
+        self.qkv = product(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out, self.down = product(attention.o_proj), product(mlp.down_proj)
+        self.gate_up = product(mlp.gate_proj, mlp.up_proj)
         self.heads = attention.q_proj.out_features // self.width
         self.kv_heads = attention.k_proj.out_features // self.width
         self.per_head_norms = hasattr(attention, "q_norm")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plaudit import ops
-from plaudit.models.fused import Product
+from plaudit.models.fused import Int8Product, Product
 from plaudit.models.stack import Stack
 from plaudit.types import Rollout, Sequences
 
@@ -20,13 +20,16 @@ class LanguageHead(nn.Module):
 
     A ``fixed`` head multiplies with a copy of the layer's weights laid out for speed, as they were when it was made (or
     at the last :meth:`refresh`), and passes no gradient to them; with ``low_gradients`` what it passes to the hidden
-    states comes from bfloat16 products.
+    states comes from bfloat16 products, and with ``int8`` the logits come from 8-bit integers.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fixed: bool = False, low_gradients: bool = False):
+    def __init__(self, model: PreTrainedModel, *, fixed: bool = False, low_gradients: bool = False, int8: bool = False):
         super().__init__()
         self.linear = model.get_output_embeddings()
-        self.product = Product([self.linear], self.linear.weight.dtype, copy=True) if fixed else None
+        self.product: Product | Int8Product | None = None
+        if fixed:
+            own = self.linear.weight.dtype
+            self.product = Int8Product([self.linear]) if int8 else Product([self.linear], own, copy=True)
         low = low_gradients
         #: what the gradient to the hidden states is made of
         self.slopes = self.linear.weight.detach().to(torch.bfloat16) if low else self.linear.weight

@@ -9,16 +9,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from plaudit import device as devices
-from plaudit.config import RunConfig, SamplingConfig
+from plaudit.config import EngineConfig, RunConfig, SamplingConfig
 from plaudit.errors import ConfigError, DataError, ModelError, RunError
 from plaudit.evaluation import judges
-from plaudit.models.stack import Trunk
+from plaudit.models.fused import can_fuse
+from plaudit.models.load import locate
+from plaudit.models.network import LanguageHead
+from plaudit.models.stack import Trunk, in_bfloat16
 from plaudit.progress import Bar, say
 from plaudit.rewards.function import RewardError, checked, is_function, load_function
+from plaudit.rollout.engine import RolloutEngine
 from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
 from plaudit.tokenizer import Tokenizer
@@ -72,8 +77,46 @@ def prepared(rows, trunk: Trunk | None):
     return trunk.prepare(rows) if trunk else rows
 
 
+def engine_for(
+    config: EngineConfig,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    *,
+    folder: str = "",
+    trunk: Trunk | None = None,
+    head: LanguageHead | None = None,
+) -> RolloutEngine:
+    """The engine of a configuration. ``folder`` is where the model came from.
+
+    Raises:
+        ConfigError: this model cannot be sampled from in the way asked for.
+    """
+    if config.kind == "vllm":
+        # vLLM is a heavy import, and most runs do without it
+        from plaudit.rollout.vllm import VLLMEngine
+
+        context = min(context_length(model) or 2048, 2048)
+        return VLLMEngine(
+            model, locate(folder), tokenizer.end_ids, max_rows=config.max_rows, context=context, device=device
+        )
+    weights = config.weights
+    if weights == "auto":
+        weights = "bfloat16" if in_bfloat16("auto", model) and can_fuse(model.base_model) else "float32"
+    return LocalEngine(
+        model,
+        tokenizer.end_ids,
+        trunk=trunk,
+        head=head,
+        text_of=tokenizer.decode,
+        weights=weights,
+        max_rows=config.max_rows,
+        device=device,
+    )
+
+
 def generate(
-    engine: LocalEngine, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int, title: str
+    engine: RolloutEngine, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int, title: str
 ) -> Rollout:
     with Bar(title, len(prompts)) as bar:
         return engine.generate(prompts, sampling, seed=seed, progress=lambda done: bar.advance(amount=done - bar.done))

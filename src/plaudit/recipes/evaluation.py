@@ -13,9 +13,8 @@ from plaudit.learner import Scorer
 from plaudit.models.arrangements import read_together, share, shared_trunk
 from plaudit.models.load import load_language_model, load_reward_model
 from plaudit.models.network import LanguageHead, Network, token_logprobs
-from plaudit.recipes.common import Summary, fits, generate, one_vocabulary, stage, watch
+from plaudit.recipes.common import Summary, engine_for, fits, generate, one_vocabulary, prepared, stage, watch
 from plaudit.rewards.model import ModelReward
-from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
 from plaudit.types import Prompt, Rollout
 
@@ -50,8 +49,8 @@ def evaluate(config: EvaluateConfig, run: Run) -> Summary:
     reward_source = ModelReward(Scorer(Network(stacks[2], scalar=head), device)) if head is not None else None
 
     def answers(policy, title: str) -> tuple[Answers, Rollout]:
-        engine = LocalEngine(policy, tokenizer.end_ids, text_of=tokenizer.decode, trunk=trunk, device=device)
-        rollout = generate(engine, prompts, config.sampling, config.seed, title)
+        engine = engine_for(config.engine, policy, tokenizer, device, trunk=trunk)
+        rollout = prepared(generate(engine, prompts, config.sampling, config.seed, title), trunk)
         texts, asked = tokenizer.responses(rollout), [p.text for p in prompts]
         judged = {name: watch(asked, texts) for name, watch in watches.items()}
         scores = reward_source.score(rollout).tolist() if reward_source else []

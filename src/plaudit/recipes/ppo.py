@@ -27,6 +27,7 @@ from plaudit.recipes.validation import Validation
 from plaudit.runs import Run, read_jsonl
 from plaudit.tokenizer import Tokenizer
 from plaudit.training import interrupted
+from plaudit.types import Prompt
 
 FIRST_AND_LAST = ("score", "kl", "ended", "response_tokens")
 
@@ -53,6 +54,12 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         tensors, meta = made.snapshot()
         run.save_checkpoint(state.iteration, tensors, meta | {"validation": validation.state()})
 
+    def batch_at(iteration: int) -> list[Prompt]:
+        """The prompts of an iteration; none beyond the last."""
+        if iteration >= config.iterations:
+            return []
+        return [prompts[i] for i in turn(len(prompts), config.batch_size, iteration, config.seed)]
+
     if found := run.newest_checkpoint():
         tensors, meta = found
         made.restore(tensors, meta, config.loss_reduction)
@@ -65,9 +72,9 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         while state.iteration < config.iterations and not validation.exhausted:
             started = time.time()
             made.roles.clock.reset()
-            numbers = turn(len(prompts), config.batch_size, state.iteration, config.seed)
+            asked, upcoming = batch_at(state.iteration), batch_at(state.iteration + 1)
             try:
-                iteration = algorithm.ppo_iteration(config, made.roles, state, [prompts[i] for i in numbers])
+                iteration = algorithm.ppo_iteration(config, made.roles, state, asked, upcoming)
             except NonFinite as error:
                 # what has been stepped in this iteration is left out: the newest checkpoint is of a whole one
                 raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
@@ -76,6 +83,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             if config.profile:
                 metrics |= profile(made.roles.clock, made.sizes, iteration.rollout, config.epochs, rate)
             if validation.due(state.iteration, config.iterations):
+                made.settle()
                 with made.result():
                     metrics["validation"] = validation.judge()
                     if validation.best_at == state.iteration and config.validation.keep_best:
@@ -176,7 +184,7 @@ def _warn(run: Run, config: PPOConfig, lines: list[dict[str, Any]], warned: set[
     """Says each kind of warning once, on the screen and in events.jsonl; ``lines`` are the run's numbers so far."""
     found = health.signs(lines, config.monitors)
     iteration, off = lines[-1]["step"], lines[-1].get("first_log_ratio_max", 0.0)
-    on_policy = config.pool.size == 1 and config.pool.refresh_every == 1
+    on_policy = config.pool.size == 1 and config.pool.refresh_every == 1 and not config.pool.overlap
     if on_policy and off > 1e-4:
         message = (
             f"iteration {iteration}: the ratio at the first minibatch is off 1 by {off:.1e}; the trainer does not see "

@@ -10,13 +10,10 @@ from plaudit.config import CollectConfig, LabelConfig
 from plaudit.data import rows as data
 from plaudit.errors import DataError
 from plaudit.evaluation import judges
-from plaudit.models.arrangements import shared_trunk
 from plaudit.models.load import load_language_model
-from plaudit.models.stack import blocks_of
 from plaudit.preferences.source import PreferenceSource
 from plaudit.preferences.store import PreferenceStore
-from plaudit.recipes.common import Summary, fits, generate, stage
-from plaudit.rollout.local import LocalEngine
+from plaudit.recipes.common import Summary, engine_for, fits, generate, stage
 from plaudit.runs import Run, read_json
 from plaudit.types import Answer, Comparison, Preference
 
@@ -50,11 +47,7 @@ def _sample_comparisons(config: CollectConfig):
     model, tokenizer = load_language_model(config.model)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     fits(model, prompts, config.sampling)
-    model.to(device)
-    # all but the top block, where their products are to be cheaper
-    depth = len(blocks_of(model.base_model)[1]) - 1 if config.precision != "float32" else 0
-    trunk = shared_trunk(model.base_model, depth, config.precision)
-    engine = LocalEngine(model, tokenizer.end_ids, trunk=trunk, text_of=tokenizer.decode, device=device)
+    engine = engine_for(config.engine, model.to(device), tokenizer, device, folder=config.model)
     asked = [prompt for prompt in prompts for _ in range(config.k)]
     rollout = generate(engine, asked, config.sampling, config.seed, "sampling answers")
     # a stop string is no end token: from such an answer nothing is to be learned of ending

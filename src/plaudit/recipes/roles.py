@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +26,13 @@ from plaudit.learner import Average, Learner, Loss, Scorer
 from plaudit.models.arrangements import CriticStart, RewardParts, arrange, further_reward
 from plaudit.models.load import load_reward_model
 from plaudit.models.network import Network
-from plaudit.recipes.common import one_vocabulary, prepared
+from plaudit.models.stack import own_blocks
+from plaudit.recipes.common import engine_for, one_vocabulary, prepared
 from plaudit.rewards.function import FunctionReward, guarded, is_function, load_function
 from plaudit.rewards.judge import Ensemble, Judge, Voice
 from plaudit.rewards.model import ModelReward
 from plaudit.rewards.source import RewardSource
-from plaudit.rollout.local import LocalEngine
+from plaudit.rollout.engine import RolloutEngine
 from plaudit.rollout.pool import Pool
 from plaudit.tokenizer import Tokenizer
 from plaudit.types import Prompt, Rollout, Sequences
@@ -70,15 +73,55 @@ def exchanged(named: dict[str, torch.nn.Parameter], weights: dict[str, Tensor]) 
 class LaggedEngine:
     """An engine whose policy is the behaviour's: what it takes over, the behaviour takes over."""
 
-    def __init__(self, engine: LocalEngine, behaviour: Behaviour):
+    def __init__(self, engine: RolloutEngine, behaviour: Behaviour):
         self.engine, self.behaviour = engine, behaviour
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, *, seed: int) -> Rollout:
-        return self.engine.generate(prompts, sampling, seed=seed)
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        *,
+        seed: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> Rollout:
+        return self.engine.generate(prompts, sampling, seed=seed, progress=progress)
 
     def load(self, version: int) -> None:
         self.behaviour.publish()
         self.engine.load(version)
+
+
+class CopiedEngine:
+    """An engine over a copy of what the actor trains, so that it may sample while the actor is improved."""
+
+    def __init__(self, engine: RolloutEngine, copied: dict[str, torch.nn.Parameter], actor: PreTrainedModel):
+        self.engine, self.copied, self.actor = engine, copied, actor
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        *,
+        seed: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> Rollout:
+        return self.engine.generate(prompts, sampling, seed=seed, progress=progress)
+
+    def load(self, version: int) -> None:
+        with torch.no_grad():
+            for name, mine in self.copied.items():
+                mine.copy_(self.actor.get_parameter(name))
+        self.engine.load(version)
+
+
+def _with_own(model: PreTrainedModel, blocks: int) -> PreTrainedModel:
+    """The model with its own copy of the top ``blocks`` blocks, or of everything where that is 0."""
+    if not blocks:
+        return copy.deepcopy(model)
+    made = copy.copy(model)
+    made._modules = dict(model._modules)
+    setattr(made, model.base_model_prefix, own_blocks(model.base_model, blocks))
+    return made
 
 
 @dataclass
@@ -88,7 +131,7 @@ class Composed:
     model: PreTrainedModel
     roles: algorithm.Roles
     state: algorithm.State
-    engine: LocalEngine
+    engine: RolloutEngine
     judge: Judge
     behaviour: Behaviour | None
     #: the weights that are to be saved in the end, where they are not the actor's last
@@ -125,6 +168,11 @@ class Composed:
         if self.behaviour is not None:
             _copy(self.behaviour.copy, part("behaviour"))
         self.reload()
+
+    def settle(self) -> None:
+        """Waits for answers that are being sampled ahead: the engine is free then."""
+        if self.state.pending is not None:
+            self.state.pending.result()
 
     def reload(self) -> None:
         """The engine takes over the weights that sample now."""
@@ -179,10 +227,18 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     if made.critic is not None and not made.joint:
         critic = Learner(made.critic, config.critic, steps, device, steps_per_rollout=a_rollout)
         updates.append(algorithm.Update("critic", critic, algorithm.critic_loss(config)))
-    engine = LocalEngine(
-        model, tokenizer.end_ids, text_of=tokenizer.decode, trunk=made.trunk, head=made.head, device=device
+    sampling = model
+    if config.pool.overlap:
+        sampling = _with_own(model, config.arrangement.blocks if made.trunk is not None else 0)
+    engine = engine_for(
+        config.engine, sampling, tokenizer, device, folder=config.model, trunk=made.trunk, head=made.head
     )
-    behaviour = Behaviour(actor.named) if config.pool.refresh_every > 1 else None
+    if config.pool.overlap:
+        shared = {id(p) for p in model.parameters()}
+        copied = {name: p for name, p in sampling.named_parameters() if id(p) not in shared}
+        engine = CopiedEngine(engine, copied, model)
+    lags = config.pool.refresh_every > 1 or config.pool.overlap
+    behaviour = Behaviour(actor.named) if lags else None
     roles = algorithm.Roles(
         engine=engine if behaviour is None else LaggedEngine(engine, behaviour),
         judge=judge,
@@ -197,6 +253,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
         more=_ptx(config, tokenizer, made.trunk, device),
         own=own,
         clock=Clock(device),
+        ahead=ThreadPoolExecutor(1).submit if config.pool.overlap else None,
     )
     sizes = Sizes(
         blocks=linear_weights(model.base_model),

@@ -8,14 +8,13 @@ import torch
 
 from plaudit import device as devices
 from plaudit.algorithms.sft import sft_loss
-from plaudit.config import SamplingConfig, SFTConfig
+from plaudit.config import EngineConfig, SamplingConfig, SFTConfig
 from plaudit.data import rows as data
 from plaudit.data.order import shuffled
 from plaudit.learner import Learner
 from plaudit.models.arrangements import trainable_policy
 from plaudit.models.load import load_language_model, save_language_model
-from plaudit.recipes.common import Summary, holds, prepared, save, stage
-from plaudit.rollout.local import LocalEngine
+from plaudit.recipes.common import Summary, engine_for, holds, prepared, save, stage
 from plaudit.runs import Run
 from plaudit.tokenizer import Tokenizer
 from plaudit.training import fit
@@ -60,6 +59,6 @@ def _try_out(model, tokenizer: Tokenizer, rows: Sequences, seed: int, device) ->
         # a whole text supervises all but its first token; it is continued from its first few
         ids = rows.tokens[i, : given if given > 1 else max(1, min(4, int(rows.lengths[i]) - 1))].tolist()
         prompts.append(Prompt(tokenizer.decode(ids), tuple(ids)))
-    engine = LocalEngine(model, tokenizer.end_ids, text_of=tokenizer.decode, device=device)
+    engine = engine_for(EngineConfig(), model, tokenizer, device)
     rollout = engine.generate(prompts, SamplingConfig(temperature=0.8), seed=seed)
     return [{"prompt": p.text, "response": r} for p, r in zip(prompts, tokenizer.responses(rollout), strict=True)]

@@ -6,15 +6,14 @@ from typing import Any
 
 from plaudit import device as devices
 from plaudit.algorithms import ppo as ppo_algorithm
-from plaudit.config import ChatConfig, ScoreConfig
+from plaudit.config import ChatConfig, EngineConfig, ScoreConfig
 from plaudit.data import files
 from plaudit.errors import DataError, ModelError
 from plaudit.learner import Scorer
 from plaudit.models.load import load_language_model, load_reward_model
 from plaudit.models.network import Network, text_scores
 from plaudit.models.stack import WholeStack
-from plaudit.recipes.common import context_length, fits
-from plaudit.rollout.local import LocalEngine
+from plaudit.recipes.common import context_length, engine_for, fits
 from plaudit.types import Sequences
 
 
@@ -53,7 +52,7 @@ class Chat:
                 f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand"
             )
         self.model = loaded.to(device)
-        self.engine = LocalEngine(self.model, self.tokenizer.end_ids, text_of=self.tokenizer.decode, device=device)
+        self.engine = engine_for(EngineConfig(), self.model, self.tokenizer, device)
         self.config = config
         self.messages: list[dict[str, str]] = []
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from plaudit.errors import ConfigError
 from plaudit.models.fused import FusedBlock, Rotation, can_fuse
 from plaudit.models.memory import KeyValues, Memory
 from plaudit.models.stack import Capture, Trunk, blocks_of
@@ -44,21 +45,32 @@ class Decoder(Protocol):
         ...
 
 
-def decoder_for(model: PreTrainedModel, trunk: Trunk | None) -> Decoder:
-    """The fastest decoder that computes this model."""
+def decoder_for(model: PreTrainedModel, trunk: Trunk | None, weights: str = "float32") -> Decoder:
+    """The fastest decoder that computes this model, its blocks above the trunk from such ``weights``.
+
+    Raises:
+        ConfigError: this family runs through its transformers forward, whose weights stay as they are.
+    """
     base = model.base_model
-    if trunk is not None:
-        return FusedDecoder(base, trunk) if trunk.fused is not None else TransformersDecoder(base, trunk)
-    return FusedDecoder(base, None) if can_fuse(base) else TransformersDecoder(base, None)
+    if trunk.fused is not None if trunk is not None else can_fuse(base):
+        return FusedDecoder(base, trunk, weights)
+    if weights != "float32":
+        raise ConfigError(
+            f"engine.weights={weights}: {type(model).__name__} is not Llama-shaped, and runs through its own forward; "
+            "use engine.weights=float32"
+        )
+    return TransformersDecoder(base, trunk)
 
 
 class FusedDecoder:
     """Decodes through fused blocks: the trunk's, where there is one, and copies of the blocks above it."""
 
-    def __init__(self, base: PreTrainedModel, trunk: Trunk | None):
+    def __init__(self, base: PreTrainedModel, trunk: Trunk | None, weights: str = "float32"):
         self.base, self.depth = base, trunk.depth if trunk else 0
         self.lower = (trunk.fused or []) if trunk else []
-        self.upper = [FusedBlock(block, base.dtype, copy=True) for block in blocks_of(base)[1][self.depth :]]
+        dtype, int8 = torch.bfloat16 if weights == "bfloat16" else base.dtype, weights == "int8"
+        upper = blocks_of(base)[1][self.depth :]
+        self.upper = [FusedBlock(block, dtype, copy=True, int8=int8) for block in upper]
 
     def refresh(self) -> None:
         for block in self.upper:
@@ -70,12 +82,12 @@ class FusedDecoder:
     def read(self, memory: Memory, tokens: Tensor, positions: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden = self.base.get_input_embeddings()(tokens)
         rotation = Rotation.of(self.base, hidden, positions)
-        low = rotation.to(self.lower[0].dtype) if self.lower else rotation
+        rotations = {block.dtype: rotation.to(block.dtype) for block in (*self.lower[:1], *self.upper[:1])}
         mask = _visible(real, tokens.shape[1]) if real is not None else None
         features = hidden.new_zeros(*tokens.shape, 0)
         blocks = [*self.lower, *self.upper]
         for i, (block, layer) in enumerate(zip(blocks, memory.layers, strict=True), 1):
-            hidden = block(hidden, low if i <= self.depth else rotation, layer, mask)
+            hidden = block(hidden, rotations[block.dtype], layer, mask)
             if i == self.depth:
                 features = hidden
         return self.base.norm(hidden[:, -1]), features

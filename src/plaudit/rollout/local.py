@@ -8,6 +8,7 @@ row, so its answer does not depend on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -122,6 +123,10 @@ class LocalEngine:
     A ``trunk`` that the roles share is shared by the engine too: what its blocks make of each token becomes the
     rollout's features, so that their work is done once for generation and for every role. So is a ``head`` that is not
     trained. ``text_of`` turns token ids into text, where stop strings are to be found in it.
+
+    ``weights``: what the blocks above the trunk multiply with. From bfloat16 or int8 the answers' log-probabilities are
+    those of the rounded model, which is what sampled them; the trainer's differ by its gap. With int8 no features are
+    recorded and all blocks are rounded, the trunk's too.
     """
 
     def __init__(
@@ -132,11 +137,14 @@ class LocalEngine:
         trunk: Trunk | None = None,
         head: LanguageHead | None = None,
         text_of: Callable[[list[int]], str] | None = None,
+        weights: Literal["float32", "bfloat16", "int8"] = "float32",
         max_rows: int = 128,
         device: torch.device | str = "cpu",
     ):
-        self.decoder = decoder_for(model, trunk)
-        self.shared_head, self.head = head is not None, head or LanguageHead(model, fixed=True)
+        int8 = weights == "int8"
+        trunk, head = (None, None) if int8 else (trunk, head)
+        self.decoder = decoder_for(model, trunk, weights)
+        self.shared_head, self.head = head is not None, head or LanguageHead(model, fixed=True, int8=int8)
         self.end_ids = torch.tensor(sorted(end_ids), device=device)
         self.text_of = text_of
         #: width of the features that are recorded; 0 for none
