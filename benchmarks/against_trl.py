@@ -27,11 +27,12 @@ def main() -> None:
     args = parser.parse_args()
     python = environment("trl", REQUIREMENTS)
     # of words that end an answer, this one comes about once in twenty tokens
-    end = [str(load_tokenizer("smollm2").inner.convert_tokens_to_ids("Ġthe"))] if args.shape == "ragged" else []
+    end = str(load_tokenizer("smollm2").inner.convert_tokens_to_ids("Ġthe")) if args.shape == "ragged" else ""
+    ours = ["--end", end] if end else []
     sides = {
-        "TRL 1.12": Other(python, "trl_side.py", locate("smollm2"), args.shape, *end),
-        "separate": Other(sys.executable, "plaudit_side.py", "separate", args.shape, *end),
-        "frozen_trunk": Other(sys.executable, "plaudit_side.py", "frozen_trunk", args.shape, *end),
+        "TRL 1.12": Other(python, "trl_side.py", locate("smollm2"), args.shape, end),
+        "separate": Other(sys.executable, "plaudit_side.py", "separate", args.shape, *ours),
+        "frozen_trunk": Other(sys.executable, "plaudit_side.py", "frozen_trunk", args.shape, *ours),
     }
     said: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
 

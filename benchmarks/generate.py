@@ -16,10 +16,10 @@ import time
 
 import torch
 from common import ratio, report, rounds
+from prompts import openings
 from transformers import GenerationConfig
 
 from plaudit.config import SamplingConfig
-from plaudit.data import reviews
 from plaudit.learner import Scorer
 from plaudit.models.fused import Product
 from plaudit.models.load import load_language_model
@@ -74,17 +74,12 @@ def main() -> None:
     }
     sampling = SamplingConfig(temperature=1.0, max_new_tokens=args.tokens, fixed_length=True)
     scorer = Scorer(Network(WholeStack(model.base_model), LanguageHead(model)))
-    long_reviews = [rated.text for rated in reviews.reviews(0)[:2000]]
     off: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
-    texts = [ids for ids in (tokenizer.text_ids(text) for text in long_reviews) if len(ids) > PROMPT]
-
-    def prompts_of(number: int) -> torch.Tensor:
-        start = args.rows * (number + 1)
-        return torch.tensor([ids[:PROMPT] for ids in texts[start : start + args.rows]])
+    asked = openings(tokenizer, args.rows, tokens=PROMPT)
 
     def ours(name: str):
         def run(number: int) -> float:
-            prompts = [Prompt("", tuple(row)) for row in prompts_of(number).tolist()]
+            prompts = [Prompt("", tuple(row)) for row in asked(number)]
             started = time.perf_counter()
             rollout = engines[name].generate(prompts, sampling, seed=number)
             taken = time.perf_counter() - started
@@ -102,7 +97,7 @@ def main() -> None:
     )
 
     def theirs(number: int) -> float:
-        ids = prompts_of(number)
+        ids = torch.tensor(asked(number))
         started = time.perf_counter()
         with torch.no_grad():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -31,14 +32,14 @@ def reward_folder(model: str, folder: Path) -> Path:
     return folder
 
 
-def configuration(arrangement: str, shape: str, model: str, reward: Path, **keys) -> PPOConfig:
+def configuration(arrangement: str, shape: str, model: str, reward: Path, count: int) -> PPOConfig:
     """What TRL's defaults are, in our words: four epochs of one minibatch, β 0.05, no penalty."""
     return build(
         PPOConfig,
         {
             "model": model,
             "reward": str(reward),
-            "batch_size": PROMPTS,
+            "batch_size": count,
             "epochs": EPOCHS,
             "minibatches": 1,
             "iterations": 1000,
@@ -50,24 +51,23 @@ def configuration(arrangement: str, shape: str, model: str, reward: Path, **keys
                 "fixed_length": shape == "fixed",
             },
             "arrangement": {"kind": arrangement},
-            **keys,
         },
     )
 
 
 class Side:
-    def __init__(self, arrangement: str, shape: str, model: str = "smollm2", end: int | None = None):
-        self.shape = shape
+    def __init__(self, arrangement: str, shape: str, count: int, model: str = "smollm2", end: int | None = None):
+        self.shape, self.count = shape, count
         with tempfile.TemporaryDirectory() as folder:
             reward = reward_folder(model, Path(folder, "reward"))
-            self.config = configuration(arrangement, shape, model, reward)
+            self.config = configuration(arrangement, shape, model, reward, count)
             loaded, tokenizer = load_language_model(model)
             if end is not None:
                 tokenizer.end_ids = (end,)
             self.made = compose(self.config, loaded, tokenizer, torch.device("cpu"))
 
     def iterate(self, number: int) -> dict[str, float]:
-        asked = [Prompt("", tuple(ids)) for ids in prompts(self.shape, number)]
+        asked = [Prompt("", tuple(ids)) for ids in prompts(self.shape, number, self.count)]
         started = time.perf_counter()
         done = ppo_iteration(self.config, self.made.roles, self.made.state, asked)
         release_memory()
@@ -82,7 +82,13 @@ class Side:
 
 
 def main() -> None:
-    side = Side(*sys.argv[1:3], end=int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("arrangement")
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--end", type=int, help="the token that ends an answer")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="an iteration")
+    args = parser.parse_args()
+    side = Side(args.arrangement, args.shape, args.prompts, end=args.end)
     for line in sys.stdin:
         print(json.dumps(side.iterate(json.loads(line))), flush=True)
 

@@ -53,8 +53,8 @@ class Served(TrainerCallback):
 
 
 def main() -> None:
-    folder, shape = sys.argv[1:3]
-    end = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    folder, shape, end_id = sys.argv[1:]
+    end = int(end_id) if end_id else None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token_id = 0
     tokenizer.padding_side = "left"

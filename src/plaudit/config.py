@@ -338,11 +338,11 @@ class PPOConfig(RunConfig):
     critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic is trained")
     sampling: SamplingConfig = SamplingConfig(temperature=0.8)
     engine: EngineConfig = EngineConfig()
-    iterations: int = Field(24, ge=1, description="rounds of act, judge, assign credit, improve, publish")
+    iterations: int = Field(30, ge=1, description="rounds of act, judge, assign credit, improve, publish")
     batch_size: int = Field(64, ge=1, description="prompts an iteration")
     samples_per_prompt: int = Field(1, ge=1, description="answers to each of them")
     epochs: int = Field(2, ge=1, description="passes over each iteration's experience")
-    minibatches: int = Field(4, ge=1, description="optimizer steps a pass")
+    minibatches: int = Field(2, ge=1, description="optimizer steps a pass")
     gamma: float = Field(1.0, gt=0, le=1, description="discount")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 0 one step, 1 the whole return")
     estimator: Literal["gae", "n_step", "reinforce", "rloo", "grpo", "reinforce++"] = Field(
@@ -367,13 +367,13 @@ class PPOConfig(RunConfig):
     stop_kl: float = Field(
         0.0, ge=0, description="stop an iteration's updates once ½(new − old)² passes this on average; 0: never"
     )
-    kl: KLConfig = KLConfig(coef=0.055)
+    kl: KLConfig = KLConfig(coef=0.06)
     pool: PoolConfig = PoolConfig()
     ptx: PTXConfig = PTXConfig()
     ema_decay: float = Field(
         0.0, ge=0, lt=1, description="the saved model averages the actor's weights over its steps by this; 0: the last"
     )
-    actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
+    actor: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=4, final_fraction=0.1)
     critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
     functions: FunctionsConfig = FunctionsConfig()
     validation: ValidationConfig = ValidationConfig()
