@@ -70,32 +70,11 @@ def exchanged(named: dict[str, torch.nn.Parameter], weights: dict[str, Tensor]) 
         swap()
 
 
-class LaggedEngine:
-    """An engine whose policy is the behaviour's: what it takes over, the behaviour takes over."""
+class SyncedEngine:
+    """An engine for which something else follows the actor first: a lagging copy, or one to sample from."""
 
-    def __init__(self, engine: RolloutEngine, behaviour: Behaviour):
-        self.engine, self.behaviour = engine, behaviour
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingConfig,
-        *,
-        seed: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> Rollout:
-        return self.engine.generate(prompts, sampling, seed=seed, progress=progress)
-
-    def load(self, version: int) -> None:
-        self.behaviour.publish()
-        self.engine.load(version)
-
-
-class CopiedEngine:
-    """An engine over a copy of what the actor trains, so that it may sample while the actor is improved."""
-
-    def __init__(self, engine: RolloutEngine, copied: dict[str, torch.nn.Parameter], actor: PreTrainedModel):
-        self.engine, self.copied, self.actor = engine, copied, actor
+    def __init__(self, engine: RolloutEngine, sync: Callable[[], None]):
+        self.engine, self.sync = engine, sync
 
     def generate(
         self,
@@ -108,9 +87,7 @@ class CopiedEngine:
         return self.engine.generate(prompts, sampling, seed=seed, progress=progress)
 
     def load(self, version: int) -> None:
-        with torch.no_grad():
-            for name, mine in self.copied.items():
-                mine.copy_(self.actor.get_parameter(name))
+        self.sync()
         self.engine.load(version)
 
 
@@ -186,6 +163,7 @@ class Composed:
             yield
 
 
+@torch.no_grad()
 def _copy(mine: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Values into tensors that are there, where they are (their device)."""
     for name, value in values.items():
@@ -236,11 +214,12 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     if config.pool.overlap:
         shared = {id(p) for p in model.parameters()}
         copied = {name: p for name, p in sampling.named_parameters() if id(p) not in shared}
-        engine = CopiedEngine(engine, copied, model)
+        # the engine samples from a copy of what the actor trains while the actor is improved
+        engine = SyncedEngine(engine, lambda: _copy(copied, {name: model.get_parameter(name) for name in copied}))
     lags = config.pool.refresh_every > 1 or config.pool.overlap
     behaviour = Behaviour(actor.named) if lags else None
     roles = algorithm.Roles(
-        engine=engine if behaviour is None else LaggedEngine(engine, behaviour),
+        engine=engine if behaviour is None else SyncedEngine(engine, behaviour.publish),
         judge=judge,
         actor=Scorer(made.actor, device),
         reference=Scorer(made.reference, device),
