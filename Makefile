@@ -35,7 +35,7 @@ imports: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 
-# The full quickstart with three seeds against the figures the README states (about 30 minutes).
+# The full quickstart with three seeds against the figures the README states (about 20 minutes).
 verify-quickstart: $(VENV)/.installed
 	$(BIN)/python tests/verify_quickstart.py
 

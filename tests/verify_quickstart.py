@@ -1,4 +1,4 @@
-"""The whole quickstart with three seeds against its figures: `make verify-quickstart`, about 30 minutes.
+"""The whole quickstart with three seeds against its figures: `make verify-quickstart`, about 20 minutes.
 
 Not part of the test suite. Prints each figure beside its bound; exit status 1 if one is missed.
 """
