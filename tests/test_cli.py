@@ -260,3 +260,30 @@ def test_a_run_does_not_go_on_under_another_configuration(cache, tmp_path):
     plaudit.sft(config)
     with pytest.raises(RunError, match="another configuration"):
         plaudit.sft(config.model_copy(update={"epochs": 2}), resume=True)
+
+
+def test_a_command_that_could_not_begin_leaves_its_folder_free(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "ppo",
+        "model=tiny",
+        "prompts=tiny/prompts",
+        "reward=mine.py:short",
+        "iterations=1",
+        "batch_size=4",
+        "out=run",
+    )
+    words += ("arrangement.kind=separate",)
+    _is_a_clear_error(*_run(capsys, *words)[::2], "no such file mine.py")
+    assert not Path("run").exists()
+    Path("mine.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    assert main(words) == 0
+    assert Path("run/summary.json").exists()
+
+
+def test_a_command_that_fails_later_keeps_what_it_had(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/notes.txt").write_text("mine")
+    _is_a_clear_error(*_run(capsys, "evaluate", "model=nowhere", "out=run")[::2], "nowhere")
+    assert Path("run/notes.txt").read_text() == "mine"

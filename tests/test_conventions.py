@@ -294,6 +294,16 @@ def test_explain_has_words_for_every_preset(name: str, capsys):
     assert f"conventions: {name}\n" in said and "not tested" not in said
 
 
+def test_explain_says_nothing_of_others_where_their_presets_are_silent(capsys):
+    changed = ("sampling.temperature=0.5", "actor.learning_rate=0.1", "clip_range=0.3", "lam=0.5")
+    assert main(["explain", *changed]) == 0
+    said = capsys.readouterr().out
+    assert "      plaudit: at temperature 0.8\n" in said and "      plaudit: peak rate 0.0004\n" in said
+    # what a preset sets is said, also where it is what Plaudit has
+    everyone = ", ".join(PRESETS)
+    assert f"      {everyone}: ratio limited to 1 ± 0.2\n" in said
+
+
 def test_explain_says_which_mixtures_are_untested(capsys):
     main(["explain", "conventions.preset=verl", "conventions.score_position=after_end"])
     assert "not tested" in capsys.readouterr().out
@@ -306,3 +316,30 @@ def test_explain_leaves_out_what_has_no_effect_and_says_why(capsys):
     assert "Optimizer of the critic" not in shown and "λ" not in shown and "clip_range" not in shown
     assert "estimator=rloo has no critic: " in without and "critic.*" in without
     assert "by your own function" in shown and "mine.py:mine" in shown
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda case: case["inputs"]["values"].pop(),
+        lambda case: case["inputs"]["new_logprobs"].__setitem__(slice(None), case["inputs"]["new_logprobs"][:1]),
+        lambda case: case["inputs"]["scores"].append(0.0),
+        lambda case: case["response_lengths"].pop(),
+        lambda case: case["response_lengths"].__setitem__(0, -1),
+        lambda case: case["response_lengths"].__setitem__(0, 999),
+        lambda case: case["response_lengths"].__setitem__(0, 1.5),
+    ],
+)
+def test_a_recorded_step_of_wrong_lengths_is_named_not_broadcast(tmp_path, capsys, harm):
+    case = next(c for c in json.loads(RECORDED.read_text()) if "system" in c)
+    harm(case)
+    assert main(["vectors", _write(tmp_path, [case])]) == 2
+    said = capsys.readouterr().err
+    assert "inputs." in said or "response_lengths" in said
+
+
+def test_the_largest_error_stays_not_a_number(tmp_path, capsys):
+    cases = [c for c in json.loads(RECORDED.read_text()) if c.get("system") == "verl"][:2]
+    cases[0]["inputs"]["new_values"][0][0] = float("nan")
+    assert main(["vectors", _write(tmp_path, cases)]) == 1
+    assert "largest error nan" in capsys.readouterr().out

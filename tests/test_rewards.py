@@ -129,7 +129,15 @@ def test_another_number_of_scores_than_rows_is_refused_not_broadcast(tokenizer: 
         FunctionReward(wrong, tokenizer).score(four(tokenizer))
 
 
-@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf, "1.0", [1.0], 1j, 1e39, 10**400], ids=repr_short)
+class NoNumber:
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+
+BAD = [None, math.nan, math.inf, -math.inf, "1.0", [1.0], 1j, 1e39, 10**400, NoNumber()]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr_short)
 def test_a_score_that_is_no_finite_number_is_refused_with_function_and_row(tokenizer: Tokenizer, bad: Any):
     def wrong(prompts: list[str], responses: list[str]) -> list[Any]:
         return [1.0, 2.0, bad, 4.0]
@@ -138,12 +146,13 @@ def test_a_score_that_is_no_finite_number_is_refused_with_function_and_row(token
         FunctionReward(wrong, tokenizer).score(four(tokenizer))
 
 
-def test_a_function_that_returns_nothing_is_named(tokenizer: Tokenizer):
-    def nothing(prompts: list[str], responses: list[str]) -> None:
-        return None
+@pytest.mark.parametrize("what", [None, 1.0, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, "abcd"], ids=repr_short)
+def test_a_function_that_returns_no_sequence_of_scores_is_named(tokenizer: Tokenizer, what: Any):
+    def single(prompts: list[str], responses: list[str]) -> Any:
+        return what
 
-    with pytest.raises(RewardError, match="nothing"):
-        FunctionReward(nothing, tokenizer).score(four(tokenizer))  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match=f"single returned {type(what).__name__} for 4 rows; return one number a row"):
+        FunctionReward(single, tokenizer).score(four(tokenizer))
 
 
 def test_a_function_that_raises_is_named_with_what_it_raised(tokenizer: Tokenizer):

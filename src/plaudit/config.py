@@ -62,7 +62,7 @@ class OptimizerConfig(Frozen):
         "adamw", description="adafactor ignores betas and eps; adamw_8bit needs bitsandbytes"
     )
     warmup_fraction: float = Field(
-        0.0, ge=0, lt=1, description="warm-up as a share of all steps, where warmup_steps is 0"
+        0.0, ge=0, lt=1, description="warm-up as a share of all steps, in the place of warmup_steps; 0: off"
     )
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="what follows the warm-up")
     schedule_per: Literal["step", "rollout"] = Field(

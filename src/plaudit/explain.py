@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from plaudit.config import PPOConfig
+from plaudit.config import PPOConfig, preset_keys
 from plaudit.presets import PRESETS, Conventions, KLClamp, Whitening
 from plaudit.schema import Frozen
 from plaudit.unheard import reason
@@ -174,6 +174,9 @@ OPTIMIZER: dict[str, Phrase] = {
 for _role in ("actor", "critic"):
     STEPS[f"Optimizer of the {_role}"] = {f"{_role}.{key}": phrase for key, phrase in OPTIMIZER.items()}
 
+#: steps of which a system's preset may be silent: there every run of that system has values of its own
+A_RUNS_OWN = ("Sampling", "Optimizer of the actor", "Optimizer of the critic")
+
 #: key -> the step in which a function of the user's takes our place
 OWN = {
     "functions.token_rewards": "Token rewards",
@@ -210,7 +213,7 @@ def explain(config: PPOConfig) -> Iterator[str]:
             others: dict[str, list[str]] = {}
             for system, preset in presets.items():
                 theirs = value_at(preset, key)
-                if theirs != value:
+                if theirs != value and (step not in A_RUNS_OWN or _sets(system, key)):
                     others.setdefault(phrase(theirs), []).append(system)
             for words, systems in others.items():
                 yield f"      {', '.join(systems)}: {words}"
@@ -221,6 +224,16 @@ def explain(config: PPOConfig) -> Iterator[str]:
             whole = [f"{role}.*" for role in ("actor", "critic") if f"{role}.optimizer" in silent]
             single = [key for key in silent if f"{key.partition('.')[0]}.*" not in whole]
             yield f"  {why}: {', '.join(single + whole)}"
+
+
+def _sets(system: str, key: str) -> bool:
+    """Whether a system's preset says anything of a key; what it does not say is Plaudit's, and `plaudit` has it all."""
+    keys: Any = preset_keys(PRESETS[system])
+    for part in key.split("."):
+        if not isinstance(keys, dict) or part not in keys:
+            return system == "plaudit"
+        keys = keys[part]
+    return True
 
 
 def preset_config(system: str) -> PPOConfig:

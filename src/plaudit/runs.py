@@ -106,6 +106,14 @@ class Run:
     def newest_checkpoint(self):
         return checkpoint.load_newest(self.folder / "checkpoints")
 
+    def discard_if_empty(self) -> None:
+        """Takes back what :meth:`open` wrote, where nothing has been added to it."""
+        own = {"config.json", "environment.json"}
+        if {path.name for path in self.folder.iterdir()} <= own:
+            for name in own:
+                (self.folder / name).unlink(missing_ok=True)
+            self.folder.rmdir()
+
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Writes the summary, which marks the run as finished, and closes the trackers."""
         self.close()

@@ -51,7 +51,7 @@ RULES = (
         OF_THE_CRITIC,
         lambda c: c.estimator not in CRITIC_FREE,
         "estimator={c.estimator} has no critic",
-        "use estimator=gae",
+        "take the key out, or use estimator=gae",
     ),
     Rule(
         ("n_steps",),
@@ -82,7 +82,7 @@ RULES = (
         ("critic",),
         lambda c: c.arrangement.kind != "shared_trunk",
         "with arrangement.kind=shared_trunk actor and critic step together",
-        "set the actor's keys and vf_coef",
+        "take the key out, and set the actor's keys and vf_coef",
     ),
     Rule(
         ("vf_coef",),
@@ -125,6 +125,36 @@ RULES = (
         lambda c: c.kl.controller == "adaptive",
         "the coefficient is fixed",
         "use kl.controller=adaptive",
+    ),
+    Rule(
+        ("kl.place",),
+        lambda c: c.kl.coef > 0,
+        "kl.coef is 0, so KL is measured and not charged",
+        "set kl.coef, for example 0.05",
+    ),
+    Rule(
+        ("conventions.kl_clamp.only",),
+        lambda c: bool(c.conventions.kl_clamp.argument or c.conventions.kl_clamp.estimate),
+        "nothing is limited",
+        "set conventions.kl_clamp.argument or conventions.kl_clamp.estimate",
+    ),
+    Rule(
+        ("pool.max_age",),
+        lambda c: c.pool.size > 1 or c.pool.refresh_every > 1 or c.pool.overlap,
+        "no experience is older than its iteration",
+        "set pool.size, pool.refresh_every or pool.overlap",
+    ),
+    Rule(
+        ("actor.final_fraction",),
+        lambda c: c.actor.schedule != "constant",
+        "with actor.schedule=constant the rate stays",
+        "use actor.schedule=linear or cosine",
+    ),
+    Rule(
+        ("critic.final_fraction",),
+        lambda c: c.critic.schedule != "constant",
+        "with critic.schedule=constant the rate stays",
+        "use critic.schedule=linear or cosine",
     ),
     Rule(
         ("ptx.data", "ptx.batch_size", "ptx.max_length"),

@@ -8,6 +8,7 @@ A file holds a list of cases (or one case): a PPO step (``system``, ``inputs``, 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -66,8 +67,8 @@ def check(files: Sequence[str | Path]) -> list[Result]:
                     shapes = f"{tuple(theirs.shape)}, not {tuple(ours.shape)}"
                     raise DataError(f"{where}: expected.{quantity} has the shape {shapes}")
                 off = float(((ours - theirs).abs() / (1 + theirs.abs())).max()) if theirs.numel() else 0.0
-                # what is not a number must fail, and every comparison with it is false
-                if not off <= result.error:
+                # what is not a number must fail and stay, and every comparison with it is false
+                if math.isnan(off) or off > result.error:
                     result.error = off
                 if not off <= tolerance and not result.fault:
                     result.fault = f"FAILED: {where}: {quantity} is off by {off:.1e}"
@@ -111,6 +112,10 @@ def _tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+#: a step's inputs, one value a token; scores: one a row
+COMPARED = ("logprobs", "ref_logprobs", "values", "scores", "new_logprobs", "new_values")
+
+
 def _step(case: Case) -> Pairs:
     preset = PRESETS[case["system"]]
     conventions = preset.conventions
@@ -119,6 +124,14 @@ def _step(case: Case) -> Pairs:
         raise ValueError(f"hyper.{min(unknown)} is unknown; known are {', '.join(sorted(known))}")
     hyper = replace(preset.hyper, **case["hyper"])
     x = {name: _tensor(values) for name, values in case["inputs"].items()}
+    shape = x["logprobs"].shape
+    for name, values in x.items():
+        wanted = shape[:1] if name == "scores" else shape
+        if name in COMPARED and values.shape != wanted:
+            raise ValueError(f"inputs.{name} has the shape {tuple(values.shape)}, not {tuple(wanted)}")
+    lengths = case["response_lengths"]
+    if len(lengths) != shape[0] or not all(type(n) is int and 0 <= n <= shape[1] for n in lengths):
+        raise ValueError(f"response_lengths: {shape[0]} whole numbers from 0 to {shape[1]} are expected, not {lengths}")
     rows = Positions.whole(torch.arange(x["logprobs"].shape[1]) < torch.tensor(case["response_lengths"])[:, None])
     credit = assign_credit(conventions, hyper, x["scores"], x["logprobs"], x["ref_logprobs"], x["values"], rows)
     loss = losses(conventions, hyper, credit, x["new_logprobs"], x["new_values"], x["logprobs"], x["values"], rows)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from plaudit import device as devices
 from plaudit.config import EngineConfig, RunConfig, SamplingConfig
-from plaudit.errors import ConfigError, DataError, ModelError, RunError
+from plaudit.errors import ConfigError, DataError, ModelError, RunError, first_line
 from plaudit.evaluation import judges
 from plaudit.models.fused import can_fuse
 from plaudit.models.load import locate
@@ -47,7 +47,12 @@ def stage(work: Callable[[C, Run], Summary]) -> Stage[C]:
         if run.summary is not None:
             say(f"{run.folder}: this run is finished; nothing to do")
             return run.summary
-        summary = work(config, run)
+        try:
+            summary = work(config, run)
+        except (ConfigError, DataError, ModelError):
+            # the command could not begin: corrected, it may take the same folder
+            run.discard_if_empty()
+            raise
         cost = {"seconds": round(time.time() - run.started, 1), "peak_rss_mib": devices.peak_rss_mib()}
         return run.finish(summary | {"seed": config.seed} | cost)
 
@@ -160,7 +165,7 @@ def watch(name: str) -> Watch:
         try:
             said = list(function(prompts, responses))
         except Exception as error:
-            raise RewardError(f"judge {name} raised {type(error).__name__}: {error}") from error
+            raise RewardError(f"judge {name} raised {type(error).__name__}: {first_line(error)}") from error
         return checked(said, len(prompts), f"judge {name}")
 
     return watch

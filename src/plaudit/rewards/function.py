@@ -56,11 +56,17 @@ class FunctionReward:
         }
         prompts, responses = [prompt.text for prompt in rollout.prompts], self.tokenizer.responses(rollout)
         try:
-            scores = list(self.function(prompts, responses, **columns))
+            returned = self.function(prompts, responses, **columns)
+            single = isinstance(returned, dict | str | bytes) or not hasattr(returned, "__iter__")
+            scores = [] if single else list(returned)
         except (Exception, SystemExit) as error:
             where = self._row_at_fault(prompts, responses, columns)
             what = f"{type(error).__name__}{where}: {first_line(error)}"
             raise RewardError(f"{self.name} raised {what}") from error
+        if single:
+            raise RewardError(
+                f"{self.name} returned {type(returned).__name__} for {len(rollout)} rows; return one number a row"
+            )
         return torch.tensor(checked(scores, len(rollout), self.name))
 
     def _row_at_fault(self, prompts: list[str], responses: list[str], columns: dict[str, list[Any]]) -> str:
@@ -85,7 +91,7 @@ def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
         try:
             # float32 is what the score becomes: 1e39 is finite in Python and infinite there
             finite = math.isfinite(float(score)) and abs(float(score)) <= torch.finfo(torch.float32).max
-        except (TypeError, ValueError, OverflowError):
+        except Exception:  # whatever an object of the user's raises when it is asked for its number
             finite = False
         if not finite or isinstance(score, str):
             raise RewardError(f"{who} returned {score!r} for row {row}; return a finite number")
