@@ -117,12 +117,6 @@ def test_the_exact_kl_is_what_the_estimates_estimate(cache, tmp_path):
     assert full[-1]["kl"] == pytest.approx(k3[-1]["kl"], rel=0.35) and full[-1]["kl"] > 0.1
 
 
-def test_one_rollout_kept_and_no_lag_is_the_on_policy_run_exactly(cache, tmp_path):
-    plaudit.ppo(config(tmp_path / "a"))
-    plaudit.ppo(config(tmp_path / "b", pool__size=1, pool__max_age=3, pool__refresh_every=1))
-    assert same(tmp_path / "a", tmp_path / "b")
-
-
 def test_a_pool_serves_older_rollouts_and_the_ratio_is_to_the_policy_that_sampled(cache, tmp_path):
     keys = {"pool__size": 2, "pool__max_age": 1, "pool__refresh_every": 2, "iterations": 4}
     lines = metrics(config(tmp_path / "run", **keys))
