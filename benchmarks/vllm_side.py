@@ -7,11 +7,14 @@ import os
 import sys
 import time
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-from vllm import LLM, SamplingParams, TokensPrompt  # noqa: E402
+SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 def main() -> None:
+    os.environ.update(SETTINGS)
+    # vLLM reads its settings when it is imported
+    from vllm import LLM, SamplingParams, TokensPrompt
+
     folder, tokens = sys.argv[1], int(sys.argv[2])
     # what vLLM does best here: no graph capture on a CPU, no log-probabilities asked for
     llm = LLM(model=folder, dtype="float32", enforce_eager=True, max_model_len=2048, max_num_seqs=128)

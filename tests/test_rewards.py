@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from plaudit.errors import ConfigError
+from plaudit.recipes.common import watch
 from plaudit.rewards.function import FunctionReward, RewardError, is_function, load_function, vowels
 from plaudit.tokenizer import Tokenizer
 from plaudit.types import Prompt, Rollout
@@ -153,6 +154,13 @@ def test_a_function_that_returns_no_sequence_of_scores_is_named(tokenizer: Token
 
     with pytest.raises(RewardError, match=f"single returned {type(what).__name__} for 4 rows; return one number a row"):
         FunctionReward(single, tokenizer).score(four(tokenizer))
+
+
+@pytest.mark.parametrize("what", ["None", "{0: 1.0}", "2.0"])
+def test_so_is_a_judge(tmp_path, what: str):
+    (tmp_path / "mine.py").write_text(f"def judge(prompts, responses):\n    return {what}\n")
+    with pytest.raises(RewardError, match=r"judge .*mine\.py:judge returned .* for 1 rows; return one number a row"):
+        watch(f"{tmp_path}/mine.py:judge")(["a"], ["b"])
 
 
 def test_a_function_that_raises_is_named_with_what_it_raised(tokenizer: Tokenizer):

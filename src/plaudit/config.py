@@ -391,15 +391,13 @@ class PPOConfig(RunConfig):
 
         GRPO is defined with the KL in the loss, so it brings that; an engine that rounds brings the correction for it.
         """
-        section = data.get("conventions")
-        name = section.get("preset") if isinstance(section, dict) else getattr(section, "preset", None)
+        name = _said(data, "conventions", "preset")
         preset = PRESETS.get(name) if isinstance(name, str) else None
         base = self if preset is None or name == "plaudit" else overlaid(self, preset_keys(preset))
         if data.get("estimator") == "grpo":
             base = overlaid(base, {"kl": {"place": "loss"}})
-        engine = data.get("engine")
-        weights = engine.get("weights") if isinstance(engine, dict) else getattr(engine, "weights", None)
-        return overlaid(base, {"pool": {"importance_cap": 2.0}}) if weights in ("bfloat16", "int8", "auto") else base
+        rounds = _said(data, "engine", "weights") in ("bfloat16", "int8", "auto")
+        return overlaid(base, {"pool": {"importance_cap": 2.0}}) if rounds else base
 
     @model_validator(mode="before")
     @classmethod
@@ -538,6 +536,12 @@ class PPOConfig(RunConfig):
             raise ValueError("truncation_penalty: with sampling.fixed_length no answer ends itself; use 0.0")
         if self.kl.controller == "adaptive" and not self.kl.coef:
             raise ValueError("kl.coef: an adaptive coefficient that starts at 0 stays there; use for example 0.05")
+
+
+def _said(data: dict[str, Any], section: str, key: str) -> Any:
+    """A section's key as the user has it, in a file or made in Python; None where it is not said."""
+    made = data.get(section)
+    return made.get(key) if isinstance(made, dict) else getattr(made, key, None)
 
 
 def preset_keys(preset: Preset) -> dict[str, Any]:

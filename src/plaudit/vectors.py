@@ -113,7 +113,7 @@ def _tensor(values: Any) -> Tensor:
 
 
 #: a step's inputs, one value a token; scores: one a row
-COMPARED = ("logprobs", "ref_logprobs", "values", "scores", "new_logprobs", "new_values")
+INPUTS = ("logprobs", "ref_logprobs", "values", "scores", "new_logprobs", "new_values")
 
 
 def _step(case: Case) -> Pairs:
@@ -127,12 +127,12 @@ def _step(case: Case) -> Pairs:
     shape = x["logprobs"].shape
     for name, values in x.items():
         wanted = shape[:1] if name == "scores" else shape
-        if name in COMPARED and values.shape != wanted:
+        if name in INPUTS and values.shape != wanted:
             raise ValueError(f"inputs.{name} has the shape {tuple(values.shape)}, not {tuple(wanted)}")
-    lengths = case["response_lengths"]
-    if len(lengths) != shape[0] or not all(type(n) is int and 0 <= n <= shape[1] for n in lengths):
-        raise ValueError(f"response_lengths: {shape[0]} whole numbers from 0 to {shape[1]} are expected, not {lengths}")
-    rows = Positions.whole(torch.arange(x["logprobs"].shape[1]) < torch.tensor(case["response_lengths"])[:, None])
+    lengths, width = case["response_lengths"], shape[1]
+    if len(lengths) != shape[0] or not all(type(n) is int and 0 <= n <= width for n in lengths):
+        raise ValueError(f"response_lengths: {shape[0]} whole numbers from 0 to {width} are expected, not {lengths}")
+    rows = Positions.whole(torch.arange(width) < torch.tensor(lengths)[:, None])
     credit = assign_credit(conventions, hyper, x["scores"], x["logprobs"], x["ref_logprobs"], x["values"], rows)
     loss = losses(conventions, hyper, credit, x["new_logprobs"], x["new_values"], x["logprobs"], x["values"], rows)
     # ziegler19 whitens in place, so the rewards it reports are the whitened ones

@@ -99,17 +99,22 @@ def test_answers_carry_the_version_of_the_weights():
     assert engine.generate(PROMPTS, SamplingConfig(max_new_tokens=2), seed=0).version.tolist() == [4] * 4
 
 
-def test_new_weights_are_answered_with_after_load(model):
-    engine, sampling = LocalEngine(model, [1]), SamplingConfig(temperature=0.0, max_new_tokens=8)
+def follows_an_update(model, **how) -> None:
+    """After ``load`` the engine answers as one does that is made with the new weights, and not as before."""
+    engine, sampling = LocalEngine(model, [1], **how), SamplingConfig(temperature=0.0, max_new_tokens=8)
     before = engine.generate(PROMPTS, sampling, seed=0)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
     engine.load(1)
     after = engine.generate(PROMPTS, sampling, seed=0)
-    fresh = LocalEngine(model, [1]).generate(PROMPTS, sampling, seed=0)
+    fresh = LocalEngine(model, [1], **how).generate(PROMPTS, sampling, seed=0)
     assert torch.equal(after.tokens, fresh.tokens)
     assert before.tokens.shape != after.tokens.shape or not torch.equal(before.tokens, after.tokens)
+
+
+def test_new_weights_are_answered_with_after_load(model):
+    follows_an_update(model)
 
 
 @pytest.mark.parametrize("vocabulary", [8, 256, 300, 1024])
@@ -238,17 +243,7 @@ def test_rounded_weights_sample_from_nearly_the_same_policy(weights: str):
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_rounded_weights_follow_an_update(weights: str):
-    model = build("llama", seed=0)
-    engine, sampling = LocalEngine(model, [1], weights=weights), SamplingConfig(temperature=0.0, max_new_tokens=8)
-    before = engine.generate(PROMPTS, sampling, seed=0)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
-    engine.load(1)
-    after = engine.generate(PROMPTS, sampling, seed=0)
-    fresh = LocalEngine(model, [1], weights=weights).generate(PROMPTS, sampling, seed=0)
-    assert torch.equal(after.tokens, fresh.tokens)
-    assert before.tokens.shape != after.tokens.shape or not torch.equal(before.tokens, after.tokens)
+    follows_an_update(build("llama", seed=0), weights=weights)
 
 
 def test_only_what_an_update_changed_is_quantised_again():

@@ -18,11 +18,10 @@ from plaudit.config import EngineConfig, RunConfig, SamplingConfig
 from plaudit.errors import ConfigError, DataError, ModelError, RunError, first_line
 from plaudit.evaluation import judges
 from plaudit.models.fused import can_fuse
-from plaudit.models.load import locate
 from plaudit.models.network import LanguageHead
 from plaudit.models.stack import Trunk, in_bfloat16
 from plaudit.progress import Bar, say
-from plaudit.rewards.function import RewardError, checked, is_function, load_function
+from plaudit.rewards.function import RewardError, checked, is_function, listed, load_function
 from plaudit.rollout.engine import RolloutEngine
 from plaudit.rollout.local import LocalEngine
 from plaudit.runs import Run
@@ -88,11 +87,10 @@ def engine_for(
     tokenizer: Tokenizer,
     device: torch.device,
     *,
-    folder: str = "",
     trunk: Trunk | None = None,
     head: LanguageHead | None = None,
 ) -> RolloutEngine:
-    """The engine of a configuration. ``folder`` is where the model came from.
+    """The engine of a configuration.
 
     Raises:
         ConfigError: this model cannot be sampled from in the way asked for.
@@ -102,9 +100,8 @@ def engine_for(
         from plaudit.rollout.vllm import VLLMEngine
 
         context = min(context_length(model) or 2048, 2048)
-        return VLLMEngine(
-            model, locate(folder), tokenizer.end_ids, max_rows=config.max_rows, context=context, device=device
-        )
+        folder = model.name_or_path
+        return VLLMEngine(model, folder, tokenizer.end_ids, max_rows=config.max_rows, context=context, device=device)
     weights = config.weights
     if weights == "auto":
         weights = "bfloat16" if in_bfloat16("auto", model) and can_fuse(model.base_model) else "float32"
@@ -163,7 +160,7 @@ def watch(name: str) -> Watch:
 
     def watch(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         try:
-            said = list(function(prompts, responses))
+            said = listed(function(prompts, responses))
         except Exception as error:
             raise RewardError(f"judge {name} raised {type(error).__name__}: {first_line(error)}") from error
         return checked(said, len(prompts), f"judge {name}")

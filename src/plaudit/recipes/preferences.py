@@ -47,7 +47,7 @@ def _sample_comparisons(config: CollectConfig):
     model, tokenizer = load_language_model(config.model)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     fits(model, prompts, config.sampling)
-    engine = engine_for(config.engine, model.to(device), tokenizer, device, folder=config.model)
+    engine = engine_for(config.engine, model.to(device), tokenizer, device)
     asked = [prompt for prompt in prompts for _ in range(config.k)]
     rollout = generate(engine, asked, config.sampling, config.seed, "sampling answers")
     # a stop string is no end token: from such an answer nothing is to be learned of ending

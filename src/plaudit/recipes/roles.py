@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from plaudit import ops
 from plaudit.algorithms import ppo as algorithm
 from plaudit.algorithms.sft import scaled, sft_loss
-from plaudit.config import CRITIC_FREE, PPOConfig, SamplingConfig
+from plaudit.config import CRITIC_FREE, PPOConfig
 from plaudit.data import rows as data
 from plaudit.data.order import shuffled
 from plaudit.device import Clock
@@ -35,7 +35,7 @@ from plaudit.rewards.source import RewardSource
 from plaudit.rollout.engine import RolloutEngine
 from plaudit.rollout.pool import Pool
 from plaudit.tokenizer import Tokenizer
-from plaudit.types import Prompt, Rollout, Sequences
+from plaudit.types import Sequences
 
 
 class Behaviour:
@@ -75,16 +75,7 @@ class SyncedEngine:
 
     def __init__(self, engine: RolloutEngine, sync: Callable[[], None]):
         self.engine, self.sync = engine, sync
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingConfig,
-        *,
-        seed: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> Rollout:
-        return self.engine.generate(prompts, sampling, seed=seed, progress=progress)
+        self.generate = engine.generate
 
     def load(self, version: int) -> None:
         self.sync()
@@ -208,9 +199,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     sampling = model
     if config.pool.overlap:
         sampling = _with_own(model, config.arrangement.blocks if made.trunk is not None else 0)
-    engine = engine_for(
-        config.engine, sampling, tokenizer, device, folder=config.model, trunk=made.trunk, head=made.head
-    )
+    engine = engine_for(config.engine, sampling, tokenizer, device, trunk=made.trunk, head=made.head)
     if config.pool.overlap:
         shared = {id(p) for p in model.parameters()}
         copied = {name: p for name, p in sampling.named_parameters() if id(p) not in shared}

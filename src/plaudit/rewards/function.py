@@ -56,17 +56,11 @@ class FunctionReward:
         }
         prompts, responses = [prompt.text for prompt in rollout.prompts], self.tokenizer.responses(rollout)
         try:
-            returned = self.function(prompts, responses, **columns)
-            single = isinstance(returned, dict | str | bytes) or not hasattr(returned, "__iter__")
-            scores = [] if single else list(returned)
+            scores = listed(self.function(prompts, responses, **columns))
         except (Exception, SystemExit) as error:
             where = self._row_at_fault(prompts, responses, columns)
             what = f"{type(error).__name__}{where}: {first_line(error)}"
             raise RewardError(f"{self.name} raised {what}") from error
-        if single:
-            raise RewardError(
-                f"{self.name} returned {type(returned).__name__} for {len(rollout)} rows; return one number a row"
-            )
         return torch.tensor(checked(scores, len(rollout), self.name))
 
     def _row_at_fault(self, prompts: list[str], responses: list[str], columns: dict[str, list[Any]]) -> str:
@@ -79,12 +73,20 @@ class FunctionReward:
         return ""
 
 
-def checked(scores: Sequence[Any], count: int, who: str) -> list[float]:
-    """``scores`` as floats, if there are ``count`` of them and all are finite.
+def listed(returned: Any) -> Any:
+    """What a function returned, as a list; what is no sequence stays as it is, for :func:`checked` to refuse."""
+    single = isinstance(returned, dict | str | bytes) or not hasattr(returned, "__iter__")
+    return returned if single else list(returned)
+
+
+def checked(scores: Any, count: int, who: str) -> list[float]:
+    """``scores`` (see :func:`listed`) as floats, if there are ``count`` of them and all are finite.
 
     Raises:
         RewardError: otherwise, naming who returned them and the row.
     """
+    if not isinstance(scores, list):
+        raise RewardError(f"{who} returned {type(scores).__name__} for {count} rows; return one number a row")
     if len(scores) != count:
         raise RewardError(f"{who} returned {len(scores)} values for {count} rows; return one number a row")
     for row, score in enumerate(scores):
