@@ -98,7 +98,7 @@ class Other:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"'):
                 return json.loads(line)
         raise SystemExit(f"the other side ended with {self.process.wait()}; see above")
 

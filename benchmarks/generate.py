@@ -75,7 +75,7 @@ def main() -> None:
     sampling = SamplingConfig(temperature=1.0, max_new_tokens=args.tokens, fixed_length=True)
     scorer = Scorer(Network(WholeStack(model.base_model), LanguageHead(model)))
     off: dict[str, list[tuple[float, float, float]]] = {name: [] for name in engines}
-    asked = openings(tokenizer, args.rows, tokens=PROMPT)
+    asked = openings(tokenizer, args.rows)
 
     def ours(name: str):
         def run(number: int) -> float:

@@ -12,16 +12,27 @@ PROMPTS = 16
 EPOCHS = 4
 
 
-def prompts(shape: str, number: int, count: int = PROMPTS) -> list[list[int]]:
-    """Token ids of iteration ``number``: words at random, of the middle of the vocabulary."""
-    draw = random.Random(f"{shape} {number}")
-    low, high = SHAPES[shape][1]
-    return [[draw.randrange(1000, 40000) for _ in range(draw.randint(low, high))] for _ in range(count)]
-
-
-def openings(tokenizer: Any, rows: int, *, tokens: int = 16) -> Callable[[int], list[list[int]]]:
-    """For every round (from −1 on) the first tokens of ``rows`` film reviews, which no other round has."""
+def openings(tokenizer: Any, count: int, shape: str = "fixed") -> Callable[[int], list[list[int]]]:
+    """For every round (from −1 on) the beginnings of ``count`` film reviews, as token ids of the shape's lengths."""
     from plaudit.data import reviews
 
-    texts = [ids for ids in (tokenizer.text_ids(r.text) for r in reviews.reviews(0)[:2000]) if len(ids) > tokens]
-    return lambda number: [ids[:tokens] for ids in texts[rows * (number + 1) : rows * (number + 2)]]
+    low, high = SHAPES[shape][1]
+    texts = [ids for ids in (tokenizer.text_ids(r.text) for r in reviews.reviews(0)[:2000]) if len(ids) > high]
+
+    def of(number: int) -> list[list[int]]:
+        draw = random.Random(f"{shape} {number}")
+        chosen = (texts[(count * (number + 1) + i) % len(texts)] for i in range(count))
+        return [ids[: draw.randint(low, high)] for ids in chosen]
+
+    return of
+
+
+def unread(count: int, shape: str = "fixed") -> Callable[[int], list[list[int]]]:
+    """The same from tokens at random, for models that cannot read."""
+    low, high = SHAPES[shape][1]
+
+    def of(number: int) -> list[list[int]]:
+        draw = random.Random(f"{shape} {number}")
+        return [[draw.randrange(1000, 40000) for _ in range(draw.randint(low, high))] for _ in range(count)]
+
+    return of

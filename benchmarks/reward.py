@@ -35,10 +35,8 @@ def preferences(tokenizer, number: int) -> list[Preference]:
     draw = random.Random(number)
     texts = [draw.choice(reviews.reviews(0)).text for _ in range(2 * PAIRS)]
     cut = [tokenizer.inner.decode(tokenizer.text_ids(t)[: draw.randint(8, LENGTH - 8)]) for t in texts]
-    pairs = zip(cut[::2], cut[1::2], strict=True)
-    return [
-        Preference(Comparison("", tuple(Answer(text, True) for text in pair)), (0, 1), "benchmark") for pair in pairs
-    ]
+    pairs = [(Answer(a), Answer(b)) for a, b in zip(cut[::2], cut[1::2], strict=True)]
+    return [Preference(Comparison(i, "", pair), (0, 1), "benchmark") for i, pair in enumerate(pairs)]
 
 
 class Ours:

@@ -1,7 +1,7 @@
 """TRL's side of the PPO benchmarks, in an environment of its own: one iteration for every line read.
 
-Everything but sizes and the end token is TRL's default. Its trainer runs its own loop; a callback holds it at the end
-of every iteration until the next line comes.
+Everything but sizes, the end token and the precision is TRL's default. Its trainer runs its own loop; a callback holds
+it at the end of every iteration until the next line comes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 import torch
 from datasets import Dataset
-from prompts import EPOCHS, PROMPTS, SHAPES, prompts
+from prompts import EPOCHS, PROMPTS, SHAPES
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -25,8 +25,6 @@ from transformers import (
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer  # noqa: E402
-
-ITERATIONS = 100
 
 
 class Served(TrainerCallback):
@@ -53,7 +51,7 @@ class Served(TrainerCallback):
 
 
 def main() -> None:
-    folder, shape, end_id = sys.argv[1:]
+    folder, shape, end_id, precision, prompts = sys.argv[1:]
     end = int(end_id) if end_id else None
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token_id = 0
@@ -64,7 +62,8 @@ def main() -> None:
     value, reward = (
         AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1) for _ in range(2)
     )
-    rows = [ids for number in range(ITERATIONS) for ids in prompts(shape, number)]
+    with open(prompts) as file:
+        rows = json.load(file)
     served = Served()
     real = ppo_trainer.selective_log_softmax
 
@@ -79,14 +78,14 @@ def main() -> None:
         per_device_train_batch_size=PROMPTS,
         num_mini_batches=1,
         num_ppo_epochs=EPOCHS,
-        total_episodes=ITERATIONS * PROMPTS,
+        total_episodes=len(rows),
         response_length=SHAPES[shape][0],
         stop_token_id=end,
         num_sample_generations=0,
         report_to=[],
         save_strategy="no",
         use_cpu=True,
-        bf16=False,
+        bf16=precision == "bfloat16",
         disable_tqdm=True,
     )
     trainer = PPOTrainer(

@@ -146,3 +146,14 @@ def test_the_stories_model_loads_and_answers():
     assert prompt.ids.count(tokenizer.inner.bos_token_id) <= 1
     text = tokenizer.responses(engine.generate([prompt], SamplingConfig(temperature=0.0, max_new_tokens=20), seed=0))[0]
     assert len(text.split()) > 5
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_runs_with_the_attention_asked_for(cache, attention: str):
+    model, tokenizer = load_language_model("tiny", attention)
+    scorer = new_reward_model("tiny", tokenizer, attention)
+    usual, _ = load_language_model("tiny")
+    tokens = torch.arange(12)[None] + 40
+    assert {m.config._attn_implementation for m in (model, scorer)} == {attention}
+    with torch.no_grad():
+        assert torch.allclose(model(tokens).logits, usual(tokens).logits, atol=1e-5)

@@ -43,7 +43,6 @@ SILENT = [
     ("clip_range_above=0.3", LOSS, ()),
     ("dual_clip=3.0", LOSS, ()),
     ("arrangement.blocks=2", ("arrangement.kind=separate",), ()),
-    ("arrangement.precision=bfloat16", SHARED, ()),
     ("kl.target=3.0", (), ("kl.controller=adaptive",)),
     ("kl.horizon=3.0", (), ("kl.controller=adaptive",)),
     ("kl.place=loss", ("kl.coef=0.0",), ()),

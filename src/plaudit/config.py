@@ -80,6 +80,9 @@ class OptimizerConfig(Frozen):
         False, description="leave out a step whose loss or gradient is not finite; otherwise the run stops there"
     )
     micro_batch_tokens: int = Field(512, ge=1, description="tokens a forward pass; changes memory, not the result")
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again for the backward pass: less memory, more time, the same result"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -114,7 +117,15 @@ class RunConfig(Frozen):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps; auto takes a GPU where there is one")
 
 
-class SFTConfig(RunConfig):
+class ModelRunConfig(RunConfig):
+    attn_implementation: Literal["auto", "sdpa", "eager"] = Field(
+        "auto",
+        description="attention in a model's own forward pass; auto: transformers' choice. Sampling and frozen trunk of "
+        "Llama-shaped models have PyTorch's own always",
+    )
+
+
+class SFTConfig(ModelRunConfig):
     out: str = "runs/sft"
     model: str = Field("smollm2", description="smollm2, tiny, a folder or a hub id")
     data: str = Field(
@@ -131,7 +142,7 @@ class SFTConfig(RunConfig):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup_steps=5)
 
 
-class CollectConfig(RunConfig):
+class CollectConfig(ModelRunConfig):
     out: str = "runs/collect"
     model: str = Field("runs/sft/model", description="the policy that answers")
     prompts: str = Field(
@@ -163,7 +174,7 @@ class LabelConfig(RunConfig):
     limit: int = Field(0, ge=0, description="label this many comparisons; 0 labels all that have no label yet")
 
 
-class RewardConfig(RunConfig):
+class RewardConfig(ModelRunConfig):
     out: str = "runs/reward"
     model: str = Field("runs/sft/model", description="the language model to start from")
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
@@ -208,8 +219,8 @@ class ArrangementConfig(Frozen):
     blocks: int = Field(4, ge=1, description="frozen_trunk: how many top blocks each role owns and trains")
     precision: Literal["float32", "bfloat16", "auto"] = Field(
         "float32",
-        description="frozen_trunk: matrix products of trunk and critic, as for SFT; above the trunk, actor, reference "
-        "and reward model multiply in float32 always, so that the ratio is exact",
+        description="matrix products of a frozen trunk, of the critic and of the actor's gradients, as for SFT; what "
+        "actor, reference and reward model compute above a trunk is float32 always, so that the ratio is exact",
     )
 
 
@@ -300,7 +311,7 @@ class FunctionsConfig(Frozen):
     )
 
 
-class PPOConfig(RunConfig):
+class PPOConfig(ModelRunConfig):
     out: str = "runs/ppo"
     conventions: Conventions = Conventions()
     model: str = Field("runs/sft/model", description="the actor's start, and the frozen reference")
@@ -474,9 +485,6 @@ class PPOConfig(RunConfig):
         said = {"conventions": self.conventions, "estimator": self.estimator, "engine": self.engine}
         base = base.rebased(said)
         for key in changed(self, base):
-            # the quickstart's own default, which follows the processor where there is a trunk to follow it
-            if key == "arrangement.precision" and self.arrangement.precision == "auto":
-                continue
             if why := reason(self, key):
                 raise ValueError(f"{key}: has no effect here, because {why}")
 
@@ -566,7 +574,7 @@ def preset_keys(preset: Preset) -> dict[str, Any]:
     return keys
 
 
-class DPOConfig(RunConfig):
+class DPOConfig(ModelRunConfig):
     out: str = "runs/dpo"
     model: str = Field("runs/sft/model", description="the policy's start, and the frozen reference")
     store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
@@ -586,7 +594,7 @@ class DPOConfig(RunConfig):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, warmup_steps=5)
 
 
-class EvaluateConfig(RunConfig):
+class EvaluateConfig(ModelRunConfig):
     out: str = "runs/evaluate"
     model: str = Field("runs/ppo/model", description="the model to judge")
     reference: str = Field("runs/sft/model", description="the model it is compared with")

@@ -117,6 +117,7 @@ class Learner:
         """``total_steps``: optimizer steps of the whole run, which the schedule stretches over; ``steps_per_rollout``:
         how many of them share a learning rate where the schedule counts rollouts."""
         self.network, self.config, self.device = network, config, device
+        network.stack.recompute = config.gradient_checkpointing
         self.total_steps = max(1, total_steps)
         self.steps_per_rollout = steps_per_rollout
         fraction = config.warmup_fraction

@@ -115,7 +115,7 @@ RULES = (
         "use kl.place=loss",
     ),
     Rule(
-        ("arrangement.blocks", "arrangement.precision"),
+        ("arrangement.blocks",),
         lambda c: c.arrangement.kind == "frozen_trunk",
         "arrangement.kind={c.arrangement.kind} does not know it",
         "use arrangement.kind=frozen_trunk",

@@ -128,13 +128,11 @@ def test_roles_with_different_lower_blocks_cannot_share_a_trunk():
         arrange(model, other, ArrangementConfig(kind="frozen_trunk", blocks=1), CriticStart("actor"))
 
 
-def test_bfloat16_products_leave_the_first_ratio_at_one():
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_products_leave_the_first_ratio_at_one(kind: str):
     model = build("llama", seed=0)
     made = arrange(
-        model,
-        _reward(model),
-        ArrangementConfig(kind="frozen_trunk", blocks=1, precision="bfloat16"),
-        CriticStart("actor"),
+        model, _reward(model), ArrangementConfig(kind=kind, blocks=1, precision="bfloat16"), CriticStart("actor")
     )
     engine = LocalEngine(model, [1], trunk=made.trunk, head=made.head)
     rollout = made.prepare(engine.generate(PROMPTS, SamplingConfig(max_new_tokens=6), seed=0))
@@ -148,12 +146,12 @@ def test_bfloat16_products_leave_the_first_ratio_at_one():
     assert made.critic.stack.low and not made.reference.stack.low
 
 
-def test_gradients_from_bfloat16_products_are_those_of_float32_but_for_rounding():
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_from_bfloat16_products_are_those_of_float32_but_for_rounding(kind: str):
     gradients = []
     for precision in ("float32", "bfloat16"):
-        made = arrange(
-            build("llama", seed=0), None, ArrangementConfig(blocks=1, precision=precision), CriticStart("actor")
-        )
+        config = ArrangementConfig(kind=kind, blocks=1, precision=precision)
+        made = arrange(build("llama", seed=0), None, config, CriticStart("actor"))
         rollout = made.prepare(LocalEngine(build("llama", seed=0), [1]).generate(PROMPTS, SamplingConfig(), seed=0))
         features = torch.randn(*rollout.features.shape, generator=torch.Generator().manual_seed(0))
         rows = replace(rollout, features=features)

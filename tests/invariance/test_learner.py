@@ -7,13 +7,14 @@ import math
 
 import pytest
 import torch
-from families import build
+from families import FAMILIES, build
 
 from plaudit.algorithms.reward import ranking_loss
 from plaudit.algorithms.sft import sft_loss
 from plaudit.config import OptimizerConfig, RewardConfig
 from plaudit.errors import NonFinite
 from plaudit.learner import Learner, Scorer, weighted
+from plaudit.models.arrangements import trainable_top
 from plaudit.models.network import LanguageHead, Network, scalar_head, text_scores, token_logprobs, token_values
 from plaudit.models.stack import WholeStack
 from plaudit.types import Demonstrations, RankedAnswers
@@ -196,3 +197,36 @@ def test_the_gradient_through_a_frozen_head_is_autograds(scale: float):
         results.append((logprobs.detach(), outputs.hidden.grad))
     assert torch.allclose(results[0][0], results[1][0], atol=1e-6)
     assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
+
+
+def _step(stack, trunk, recompute: bool) -> tuple[dict[str, torch.Tensor], int]:
+    """The weights after a step, and the bytes that its forward passes kept for their gradients."""
+    network = Network(stack, scalar=scalar_head(torch.ones(1, 32)))
+    learner = Learner(network, OptimizerConfig(learning_rate=1e-2, gradient_checkpointing=recompute), 1)
+    rows = _rows()
+    rows = rows if trunk is None else trunk.prepare(rows)
+    kept = 0
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += x.nbytes
+        return x
+
+    def loss(outputs, part, weights):
+        values = token_values(outputs, part)
+        return (values.square() * weights.main).sum(), weighted({"value": values}, weights.places)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        learner.step(rows, loss)
+    return {name: p.detach().clone() for name, p in learner.named.items()}, kept
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_keeps_less_and_changes_nothing(family: str, precision: str, blocks: int):
+    (plain, much), (again, little) = (
+        _step(*trainable_top(build(family).base_model, blocks, precision), recompute) for recompute in (False, True)
+    )
+    assert plain.keys() == again.keys() and all(torch.equal(plain[k], again[k]) for k in plain)
+    assert little < 0.5 * much

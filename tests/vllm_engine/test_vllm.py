@@ -7,7 +7,7 @@ import torch
 from tiny_runs import VOWELS
 
 import plaudit
-from plaudit.config import PPOConfig, SamplingConfig
+from plaudit.config import EvaluateConfig, PPOConfig, SamplingConfig
 from plaudit.learner import Scorer
 from plaudit.models.load import load_language_model, locate
 from plaudit.models.network import LanguageHead, Network, token_logprobs
@@ -103,7 +103,7 @@ def test_new_weights_are_answered_with_after_load(made):
     engine.load(0)
 
 
-def test_three_iterations_of_ppo(made, tmp_path):
+def test_three_iterations_of_ppo_and_an_evaluation(made, tmp_path):
     config = build(
         PPOConfig,
         {
@@ -123,3 +123,22 @@ def test_three_iterations_of_ppo(made, tmp_path):
     assert len(lines) == 3
     for line in lines:
         assert line["engine_gap_nats_per_token"] < 1e-3 and line["first_log_ratio_max"] < 1e-4
+    judged = [
+        plaudit.evaluate(
+            build(
+                EvaluateConfig,
+                {
+                    "out": str(tmp_path / kind),
+                    "model": str(tmp_path / "run" / "model"),
+                    "reference": MODEL,
+                    "count": 8,
+                    "engine": {"kind": kind},
+                    "sampling": {"temperature": 0.0, "max_new_tokens": 8},
+                },
+            )
+        )
+        for kind in ("vllm", "local")
+    ]
+    assert judged[0]["kl"] == pytest.approx(judged[1]["kl"], abs=1e-3)
+    for key in ("gold_before", "gold_after", "vader_before", "vader_after"):
+        assert judged[0][key] == judged[1][key]

@@ -79,23 +79,25 @@ def arrange(
     if config.kind == "frozen_trunk":
         return _frozen_trunk(model, reward, config, critic)
     whole = _shared_trunk if config.kind == "shared_trunk" else _separate
-    return whole(model, reward, critic)
+    return whole(model, reward, config.precision, critic)
 
 
-def _separate(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
+def _separate(model: PreTrainedModel, reward: RewardParts | None, precision: str, start: CriticStart) -> Arrangement:
     reference = _frozen_copy(model)
     scorer = whole_reward(reward) if reward else None
     critic = None
     if start.body != "none":
         body, head = _critic_start(model.base_model, reward, start)
-        critic = Network(WholeStack(copy.deepcopy(body)), scalar=head)
+        critic = Network(WholeStack(copy.deepcopy(body), precision), scalar=head)
         critic.requires_grad_(True)
-    actor = Network(WholeStack(model.base_model), LanguageHead(model))
+    actor = Network(WholeStack(model.base_model, precision, exact=True), LanguageHead(model))
     actor.requires_grad_(True)
     return Arrangement(actor, critic, reference, scorer, lambda rows: rows, None, None, joint=False)
 
 
-def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, start: CriticStart) -> Arrangement:
+def _shared_trunk(
+    model: PreTrainedModel, reward: RewardParts | None, precision: str, start: CriticStart
+) -> Arrangement:
     reference = _frozen_copy(model)
     scorer = whole_reward(reward) if reward else None
     if start.body == "none":
@@ -103,7 +105,7 @@ def _shared_trunk(model: PreTrainedModel, reward: RewardParts | None, start: Cri
     else:
         # A head trained on another trunk means nothing on this one: the critic starts on the actor's, with its own.
         _, head = _critic_start(model.base_model, None, replace(start, body="actor"))
-    both = Network(WholeStack(model.base_model), LanguageHead(model), head)
+    both = Network(WholeStack(model.base_model, precision, exact=True), LanguageHead(model), head)
     both.requires_grad_(True)
     critic = None if head is None else both
     joint = head is not None

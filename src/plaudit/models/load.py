@@ -47,15 +47,21 @@ def locate(model: str) -> str:
     return model
 
 
-def load_language_model(model: str) -> tuple[PreTrainedModel, Tokenizer]:
-    """A causal language model in float32, and its tokenizer.
+def _attention(name: str) -> dict[str, str]:
+    return {} if name == "auto" else {"attn_implementation": name}
+
+
+def load_language_model(model: str, attention: str = "auto") -> tuple[PreTrainedModel, Tokenizer]:
+    """A causal language model in float32, and its tokenizer. ``attention``: transformers' attn_implementation, or auto.
 
     Raises:
         ModelError: it is not there, or is incomplete.
     """
     tokenizer, folder = load_tokenizer(model), locate(model)
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, **_attention(attention)
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{model}: cannot be loaded: {first_line(error)}") from None
     if info["missing_keys"]:
@@ -75,17 +81,17 @@ def load_tokenizer(model: str) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def new_reward_model(model: str, tokenizer: Tokenizer) -> PreTrainedModel:
+def new_reward_model(model: str, tokenizer: Tokenizer, attention: str = "auto") -> PreTrainedModel:
     """A reward model that starts from a language model, with a zero head (every text scores 0)."""
     folder = locate(model)
     loaded = AutoModelForSequenceClassification.from_pretrained(
-        folder, dtype=torch.float32, num_labels=1, pad_token_id=tokenizer.pad_id
+        folder, dtype=torch.float32, num_labels=1, pad_token_id=tokenizer.pad_id, **_attention(attention)
     )
     nn.init.zeros_(_head(loaded, model).weight)
     return loaded.eval()
 
 
-def load_reward_model(model: str) -> tuple[PreTrainedModel, nn.Linear, Tokenizer]:
+def load_reward_model(model: str, attention: str = "auto") -> tuple[PreTrainedModel, nn.Linear, Tokenizer]:
     """A reward model, its scalar head (the shift folded into the bias) and its tokenizer.
 
     Raises:
@@ -94,7 +100,7 @@ def load_reward_model(model: str) -> tuple[PreTrainedModel, nn.Linear, Tokenizer
     folder = locate(model)
     try:
         loaded, info = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
+            folder, dtype=torch.float32, output_loading_info=True, **_attention(attention)
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{model}: cannot be loaded as a reward model: {first_line(error)}") from None

@@ -146,8 +146,7 @@ class _FrozenHead(torch.autograd.Function):
             logits = head(h, temperature).float()
             p = torch.softmax(logits, -1)
             # log Σ exp, from the likeliest token, whose probability is far from 0
-            top, at = logits.max(-1)
-            total = top - p.gather(-1, at[:, None]).squeeze(-1).log()
+            total = logits.amax(-1) - p.amax(-1).log()
             logprobs.append(logits.gather(-1, t[:, None]).squeeze(-1) - total)
             mean = torch.linalg.vecdot(p, logits)
             if not torch.isfinite(mean).all():

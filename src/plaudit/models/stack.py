@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from plaudit.errors import ModelError
@@ -68,6 +69,9 @@ class Stack(nn.Module):
     Rows of like length are run together, so that little work goes into padding; what stands at padding is 0.
     """
 
+    #: whether the backward pass computes a block's activations again, instead of the forward pass keeping them
+    recompute = False
+
     def forward(self, rows: Sequences) -> Tensor:
         parts = list(like_lengths(rows.lengths))
         if len(parts) == 1 and int(rows.lengths.max()) == rows.tokens.shape[1]:
@@ -105,12 +109,13 @@ def like_lengths(lengths: Tensor, *, smallest: int = 512, waste: float = 0.15) -
 class WholeStack(Stack):
     """Every block, from token ids. Right padding under causal attention needs no attention mask."""
 
-    def __init__(self, base: PreTrainedModel, precision: str = "float32"):
+    def __init__(self, base: PreTrainedModel, precision: str = "float32", *, exact: bool = False):
+        """``exact``: only gradients are made in ``precision``; the forward pass keeps the model's own."""
         super().__init__()
-        self.base, self.low = base, in_bfloat16(precision, base)
+        self.base, self.low, self.exact = base, in_bfloat16(precision, base), exact
 
     def run(self, rows: Sequences) -> Tensor:
-        with products(self.base, self.low):
+        with running(self.base, self.low, exact=self.exact, recompute=self.recompute):
             return self.base(input_ids=rows.tokens, use_cache=False).last_hidden_state
 
 
@@ -137,7 +142,7 @@ class UpperStack(Stack):
 
         handle = blocks_of(self.base)[1][0].register_forward_pre_hook(enter, with_kwargs=True)
         try:
-            with products(self.base, self.low, exact=self.exact):
+            with running(self.base, self.low, exact=self.exact, recompute=self.recompute):
                 return self.base(inputs_embeds=features, use_cache=False).last_hidden_state
         finally:
             handle.remove()
@@ -207,6 +212,36 @@ def _bfloat16_forward(linear: nn.Linear, exact: bool) -> Callable[[Tensor], Tens
 def products(base: PreTrainedModel, low: bool, *, exact: bool = False) -> AbstractContextManager[None]:
     """What a forward pass through a decoder's own blocks runs in: bfloat16 products, or nothing special."""
     return bfloat16_products(blocks_of(base)[1], exact=exact) if low else nullcontext()
+
+
+@contextmanager
+def running(base: PreTrainedModel, low: bool, *, exact: bool, recompute: bool) -> Iterator[None]:
+    """The same for blocks that are trained; with ``recompute`` a block's activations live only while its gradient is
+    made."""
+    blocks = list(blocks_of(base)[1]) if recompute else []
+    for block in blocks:
+        block.forward = _recomputing(block, low, exact)
+    try:
+        with products(base, low, exact=exact):
+            yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _recomputing(block: nn.Module, low: bool, exact: bool) -> Callable[..., object]:
+    plain = block.forward
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # the second pass comes when the first one's surroundings are gone
+        return nullcontext(), bfloat16_products(block, exact=exact) if low else nullcontext()
+
+    def forward(*args: object, **kwargs: object) -> object:
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
+
+    return forward
 
 
 def in_bfloat16(precision: str, base: PreTrainedModel) -> bool:

@@ -28,7 +28,7 @@ def dpo(config: DPOConfig, run: Run) -> Summary:
     parts = rankings.split(store.preferences(), config.held_out)
     store.close()
     device = devices.pick(config.device)
-    model, tokenizer = load_language_model(config.model)
+    model, tokenizer = load_language_model(config.model, config.attn_implementation)
     holds(model, config.max_length, "max_length")
     model.to(device)
     network, trunk = trainable_policy(model, config.train_blocks, config.precision)

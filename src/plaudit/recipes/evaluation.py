@@ -23,8 +23,8 @@ from plaudit.types import Prompt, Rollout
 def evaluate(config: EvaluateConfig, run: Run) -> Summary:
     """Compares a model with its reference on held-out prompts, one sample each."""
     device = devices.pick(config.device)
-    model, tokenizer = load_language_model(config.model)
-    reference, other = load_language_model(config.reference)
+    model, tokenizer = load_language_model(config.model, config.attn_implementation)
+    reference, other = load_language_model(config.reference, config.attn_implementation)
     one_vocabulary(tokenizer, other, config.reference)
     run.forget_after(0)
     # the top block is read by each model itself, even where all are equal
@@ -34,7 +34,7 @@ def evaluate(config: EvaluateConfig, run: Run) -> Summary:
         reference.set_output_embeddings(model.get_output_embeddings())
     bases, head = [model.base_model, reference.base_model], None
     if config.reward:
-        scoring, head, other = load_reward_model(config.reward)
+        scoring, head, other = load_reward_model(config.reward, config.attn_implementation)
         one_vocabulary(tokenizer, other, config.reward)
         depth = min(depth, share(model.base_model, scoring.base_model, at_most=most))
         bases.append(scoring.base_model)

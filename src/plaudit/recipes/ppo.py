@@ -36,7 +36,7 @@ FIRST_AND_LAST = ("score", "kl", "ended", "response_tokens")
 def ppo(config: PPOConfig, run: Run) -> Summary:
     """PPO against a reward; leaves ``model/``, a plain Hugging Face folder."""
     device = devices.pick(config.device)
-    model, tokenizer = load_language_model(config.model)
+    model, tokenizer = load_language_model(config.model, config.attn_implementation)
     prompts, counted = data.prompts(
         config.prompts, tokenizer, max_tokens=config.max_prompt_tokens, long=config.long_prompts
     )

@@ -44,7 +44,7 @@ def collect(config: CollectConfig, run: Run) -> Summary:
 
 def _sample_comparisons(config: CollectConfig):
     device = devices.pick(config.device)
-    model, tokenizer = load_language_model(config.model)
+    model, tokenizer = load_language_model(config.model, config.attn_implementation)
     prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
     fits(model, prompts, config.sampling)
     engine = engine_for(config.engine, model.to(device), tokenizer, device)

@@ -38,7 +38,7 @@ def reward(config: RewardConfig, run: Run) -> Summary:
         )
     device = devices.pick(config.device)
     tokenizer = load_tokenizer(config.model)
-    model = new_reward_model(config.model, tokenizer).to(device)
+    model = new_reward_model(config.model, tokenizer, config.attn_implementation).to(device)
     holds(model, config.max_length, "max_length")
     stack, trunk = trainable_top(model.base_model, config.train_blocks, config.precision)
     network = Network(stack, scalar=scalar_head(torch.zeros(1, model.config.hidden_size)).to(device))

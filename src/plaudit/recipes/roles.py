@@ -167,7 +167,9 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     Raises:
         ConfigError: what is asked for does not go together; ModelError: a model is missing or unfit.
     """
-    parts = None if is_function(config.reward) else reward_parts(config.reward, tokenizer, device)
+    parts = None
+    if not is_function(config.reward):
+        parts = reward_parts(config.reward, tokenizer, device, config.attn_implementation)
     body = "none" if config.estimator in CRITIC_FREE else config.critic_from
     made = arrange(model, parts, config.arrangement, CriticStart(body, config.critic_head, config.seed))
     for network in (made.actor, made.critic, made.reference, made.reward):
@@ -176,7 +178,11 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
 
     def further(spec: str) -> RewardSource:
         return source_of(
-            spec, tokenizer, device, lambda parts: further_reward(model.base_model, parts, config.arrangement)
+            spec,
+            tokenizer,
+            device,
+            lambda parts: further_reward(model.base_model, parts, config.arrangement),
+            attention=config.attn_implementation,
         )
 
     judge = _judge(config, tokenizer, made.reward, further, device)
@@ -241,15 +247,16 @@ def source_of(
     device: torch.device,
     network_of: Callable[[RewardParts], Network],
     kind: str = "reward function",
+    attention: str = "auto",
 ) -> RewardSource:
     """A function (a ``kind`` of which, its errors say), or a reward model as the network ``network_of`` makes of it."""
     if is_function(spec):
         return FunctionReward(load_function(spec), tokenizer, spec, kind)
-    return ModelReward(Scorer(network_of(reward_parts(spec, tokenizer, device)).to(device), device))
+    return ModelReward(Scorer(network_of(reward_parts(spec, tokenizer, device, attention)).to(device), device))
 
 
-def reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device) -> RewardParts:
-    reward_model, head, reward_tokenizer = load_reward_model(folder)
+def reward_parts(folder: str, tokenizer: Tokenizer, device: torch.device, attention: str = "auto") -> RewardParts:
+    reward_model, head, reward_tokenizer = load_reward_model(folder, attention)
     one_vocabulary(tokenizer, reward_tokenizer, folder)
     return RewardParts(reward_model.base_model.to(device), head.to(device))
 

@@ -25,7 +25,7 @@ from plaudit.types import Prompt, Sequences
 def sft(config: SFTConfig, run: Run) -> Summary:
     """Supervised fine-tuning on demonstrations; leaves ``model/``."""
     device = devices.pick(config.device)
-    model, tokenizer = load_language_model(config.model)
+    model, tokenizer = load_language_model(config.model, config.attn_implementation)
     rows, counted = data.demonstrations(config.data, tokenizer, limit=config.rows, max_length=config.max_length)
     holds(model, config.max_length, "max_length")
     model.to(device)

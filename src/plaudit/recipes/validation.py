@@ -39,7 +39,9 @@ class Validation:
         prompts = prompts[: v.count]
         fits(made.model, prompts, config.sampling)
         # whole, so that it reads answers without the roles' features
-        source = source_of(v.judge, tokenizer, device, whole_reward, "validation judge")
+        source = source_of(
+            v.judge, tokenizer, device, whole_reward, "validation judge", attention=config.attn_implementation
+        )
 
         def measure() -> float:
             # the same draws every time: two validations differ by the model alone
