@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -229,14 +229,14 @@ def running(base: PreTrainedModel, low: bool, *, exact: bool, recompute: bool) -
             del block.forward
 
 
-def _recomputing(block: nn.Module, low: bool, exact: bool) -> Callable[..., object]:
+def _recomputing(block: nn.Module, low: bool, exact: bool) -> Callable[..., Any]:
     plain = block.forward
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         # the second pass comes when the first one's surroundings are gone
         return nullcontext(), bfloat16_products(block, exact=exact) if low else nullcontext()
 
-    def forward(*args: object, **kwargs: object) -> object:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(*args, **kwargs)
         return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
