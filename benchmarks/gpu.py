@@ -14,7 +14,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from prompts import SHAPES, unread
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plaudit.config import SamplingConfig
+from plaudit.device import Clock
 from plaudit.learner import Scorer
 from plaudit.models.load import load_language_model, load_tokenizer
 from plaudit.models.network import LanguageHead, Network, token_logprobs
@@ -59,13 +59,6 @@ def random_model(size: str, folder: Path) -> str:
     return str(folder)
 
 
-def settled(device: torch.device) -> float:
-    """The time, once all work on the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def generation(folder: str, count: int, weights: str, device: torch.device) -> tuple[float, float]:
     """Tokens a second, and the largest distance of a log-probability to the trainer's."""
     model, tokenizer = load_language_model(folder)
@@ -73,11 +66,13 @@ def generation(folder: str, count: int, weights: str, device: torch.device) -> t
     engine = LocalEngine(model, tokenizer.end_ids, weights=weights, max_rows=count, device=device)
     sampling = SamplingConfig(max_new_tokens=SHAPES["fixed"][0], fixed_length=True)
     rates = []
+    clock = Clock(device)
     for number in range(4):
         asked = [Prompt("", tuple(ids)) for ids in unread(count)(number)]
-        started = settled(device)
-        rollout = engine.generate(asked, sampling, seed=number)
-        rates.append(int(rollout.mask.sum()) / (settled(device) - started))
+        clock.reset()
+        with clock("generate"):
+            rollout = engine.generate(asked, sampling, seed=number)
+        rates.append(int(rollout.mask.sum()) / clock.seconds["generate"])
     network = Network(WholeStack(model.base_model), LanguageHead(model))
     scored = Scorer(network, device, 4096).evaluate(rollout, lambda out, rows: token_logprobs(out, rows, 1.0))
     return statistics.median(rates[1:]), float((scored - rollout.logprobs).abs().max())

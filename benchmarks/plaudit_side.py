@@ -40,7 +40,6 @@ def configuration(
 ) -> PPOConfig:
     """What TRL's defaults are, in our words: four epochs of one minibatch, β 0.05, no penalty."""
     learning = {"micro_batch_tokens": MICRO_BATCH, "gradient_checkpointing": recompute}
-    weights = {} if precision == "float32" else {"engine": {"weights": precision}}
     return build(
         PPOConfig,
         {
@@ -60,8 +59,8 @@ def configuration(
                 "fixed_length": shape == "fixed",
             },
             "arrangement": {"kind": arrangement, "precision": precision},
-        }
-        | weights,
+            "engine": {"weights": precision},
+        },
     )
 
 

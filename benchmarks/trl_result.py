@@ -22,6 +22,7 @@ from transformers import (
     TrainerCallback,
 )
 
+# TRL reads this when it is imported
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 from trl.experimental.ppo import PPOConfig, PPOTrainer  # noqa: E402
 
