@@ -47,7 +47,7 @@ def reached(found: dict[str, float]) -> bool:
 
 def ours(sft: str, reward: str, place: Path) -> dict[str, float]:
     settings = QuickstartConfig().ppo
-    words = [f"model={sft}", f"reward={reward}", f"out={place}/plaudit", "monitors=[gold,vader]"]
+    words = [f"model={sft}", f"reward={reward}", f"out={place}/plaudit", 'monitors=["gold", "vader"]']
     words.append(f"arrangement.precision={settings.arrangement.precision}")
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "plaudit", "ppo", *words], check=True, stdout=sys.stderr)
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="a finished quickstart: its SFT and reward model are taken")
     parser.add_argument("--cap", type=float, default=2400, help="seconds of TRL's training")
     parser.add_argument("--trial", type=float, default=240, help="seconds of each trial of a learning rate")
-    parser.add_argument("--learning-rates", type=float, nargs="+", default=[3e-6, 1e-5, 3e-5])
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-5, 3e-5, 1e-4, 3e-4])
     args = parser.parse_args()
     sft, reward = (str(Path(args.run, stage, "model").resolve()) for stage in ("sft", "reward"))
     place = Path(tempfile.mkdtemp())
