@@ -15,7 +15,8 @@ from plaudit.schema import Frozen, leaves
 
 TARGET = Path(__file__).with_name("configuration.md")
 COMMANDS: dict[str, tuple[type[Frozen], str]] = {
-    **STAGES,
+    **{"label --oracle" if name == "label" else name: stage for name, stage in STAGES.items()},
+    "label": (configs.PageConfig, "the labelling page"),
     "score": (configs.ScoreConfig, "score texts with a reward model"),
     "chat": (configs.ChatConfig, "talk to a model"),
 }

@@ -158,7 +158,7 @@ def test_answers_that_differ_only_where_they_are_cut_are_no_pair(tokenizer: Toke
 
 
 def test_connections_write_ahead_and_wait_for_the_disk(store: PreferenceStore):
-    with store._engine.connect() as db:
+    with store.database.engine.connect() as db:
         pragma = {
             name: db.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")

@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
     "sft": (configs.SFTConfig, "fine-tune a language model on demonstrations"),
     "collect": (configs.CollectConfig, "sample k answers a prompt into a preference store"),
-    "label": (configs.LabelConfig, "label the store's comparisons (--oracle: by a programme)"),
+    "label": (configs.LabelConfig, "label the store's comparisons: a page for people, --oracle or --judge"),
     "reward": (configs.RewardConfig, "train a reward model from the store"),
     "ppo": (configs.PPOConfig, "improve a model by PPO against a reward"),
     "dpo": (configs.DPOConfig, "train a model on preferences directly, without a reward model"),
@@ -85,12 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (schema, title) in STAGES.items():
-        command = _command(commands, name, title, _stage, schema)
+        command = _command(commands, name, title, _label if name == "label" else _stage, schema)
         command.add_argument("config", nargs="*", metavar="FILE.toml | key=value", help="a configuration and overrides")
         command.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
         command.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
         if name == "label":
-            command.add_argument("--oracle", action="store_true", help="a programme labels, and is recorded as such")
+            _label_options(command)
+    _store_parser(commands)
     report = _command(commands, "report", "make report.html from a run folder", _report)
     report.add_argument("run_folder", metavar="RUN", help="a run folder")
     vectors = _command(commands, "vectors", "check files of recorded numbers against the named conventions", _vectors)
@@ -105,6 +106,44 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("model", metavar="MODEL", help="smollm2, a folder or a hub id")
     chat.add_argument("config", nargs="*", metavar="key=value", help="overrides")
     return parser
+
+
+def _label_options(command: argparse.ArgumentParser) -> None:
+    command.usage = "plaudit label [STORE] [FILE.toml | key=value ...] [--oracle] [options]"
+    command.epilog = (
+        "The first word that is neither a .toml file nor key=value is the store.\n\n"
+        f"the page's {_keys(configs.PageConfig)}\n\nwith --oracle, {_keys(configs.LabelConfig)}"
+    )
+    command.add_argument("--oracle", action="store_true", help="a programme labels, and is recorded as such")
+    command.add_argument("--store", help="the store, also as postgresql://user@host/database")
+    command.add_argument("--host", help="the page: address to serve on")
+    command.add_argument("--port", help="the page: port to serve on")
+    command.add_argument("--next", choices=["random", "uncertain"], help="the page: which question comes first")
+
+
+def _store_parser(commands: Any) -> None:
+    store = _command(commands, "store", "look into a preference store; import, export, backup, upgrade, forget", _store)
+    actions = store.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, title, target in (
+        ("show", "count what it holds, and how far people agree", None),
+        ("import", "add comparisons and labels from a file", ("file", "FILE", ".jsonl, .json, .csv or .parquet")),
+        ("export", "write labels or preferred pairs to a file", ("file", "FILE", "a new .jsonl, .csv or .parquet")),
+        ("backup", "copy it whole, while others go on writing", ("file", "FILE", "a new file")),
+        ("upgrade", "bring a store of an older Plaudit up to date (a copy is kept)", None),
+        ("forget", "delete everything that a person said", ("annotator", "NAME", "the person")),
+    ):
+        action = actions.add_parser(name, help=title, description=title[0].upper() + title[1:] + ".")
+        action.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        action.add_argument("store", metavar="STORE", help="a file, or postgresql://user@host/database")
+        if target:
+            word, shown, text = target
+            action.add_argument(word, metavar=shown, help=text)
+        if name == "import":
+            action.add_argument("--annotator", default="people", help="who said what names nobody (default: people)")
+            action.add_argument("--checks", action="store_true", help="they are attention checks: known answers")
+        if name == "export":
+            forms = ["labels", "explicit", "implicit", "conversational"]
+            action.add_argument("--format", choices=forms, default="labels", help="labels: all that is known of each")
 
 
 def _command(
@@ -147,8 +186,6 @@ def _stage(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(json.dumps(dump(config), indent=2))
         return
-    if arguments.command == "label" and not (arguments.oracle or arguments.resume):
-        raise ConfigError("who labels? Use --oracle for the programme that stands in for a person")
     arguments.opened = config.out
     from plaudit import recipes
 
@@ -156,6 +193,55 @@ def _stage(arguments: argparse.Namespace) -> None:
     summary = getattr(recipes, arguments.command)(config, resume=before)
     if arguments.command != "quickstart":
         _say_summary(config.out, summary)
+
+
+def _label(arguments: argparse.Namespace) -> None:
+    """The page, unless a programme is to label (or a run of one goes on)."""
+    words = []
+    for word in arguments.config:
+        is_store = "://" in word or not ("=" in word or word.endswith(".toml"))
+        words.append(f"store={json.dumps(word)}" if is_store else word)
+    options = {"store": arguments.store, "host": arguments.host, "next": arguments.next}
+    words += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    words += [f"port={arguments.port}"] * (arguments.port is not None)
+    arguments.config = words
+    if arguments.oracle or arguments.resume:
+        _stage(arguments)
+        return
+    config = _read(configs.PageConfig, words)
+    if arguments.dry_run:
+        print(json.dumps(dump(config), indent=2))
+        return
+    from plaudit.recipes.pages import serve_labels
+
+    serve_labels(config)
+
+
+def _store(arguments: argparse.Namespace) -> None:
+    from plaudit.recipes import stores
+
+    store = arguments.store
+    match arguments.action:
+        case "show":
+            for name, value in stores.store_show(store).items():
+                print(f"{name:28} {value}")
+        case "import":
+            added = stores.store_import(store, arguments.file, annotator=arguments.annotator, checks=arguments.checks)
+            print(
+                f"{store}: "
+                + ", ".join(f"{value} {name}" for name, value in added.items() if value or name != "checks")
+            )
+        case "export":
+            print(f"{arguments.file}: {stores.store_export(store, arguments.file, arguments.format)} rows")
+        case "backup":
+            stores.store_backup(store, arguments.file)
+            print(f"{arguments.file}: a copy of {store}")
+        case "upgrade":
+            stores.store_upgrade(store)
+            print(f"{store}: is of today's schema")
+        case "forget":
+            gone = stores.store_forget(store, arguments.annotator)
+            print(f"{store}: {gone} labels of {arguments.annotator} deleted; what was exported or backed up remains")
 
 
 def _resumed(schema: type[configs.RunConfig], arguments: argparse.Namespace) -> configs.RunConfig:

@@ -111,6 +111,9 @@ PRECISION = (
 )
 
 
+STORE = "the preference store: a file (SQLite), or postgresql://user@host/database"
+
+
 class RunConfig(Frozen):
     out: str = Field("", description="run folder; it must not hold a run already (or use --resume)")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of every random stream")
@@ -154,7 +157,7 @@ class CollectConfig(ModelRunConfig):
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
-    store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
+    store: str = Field("runs/preferences.sqlite", description=STORE)
     comparisons: str = Field(
         "", description="ready-made human judgements to add: a file of prompt, chosen, rejected, or reviews/comparisons"
     )
@@ -168,16 +171,62 @@ class CollectConfig(ModelRunConfig):
         return self
 
 
+class PageConfig(Frozen):
+    """The labelling page."""
+
+    store: str = Field("runs/preferences.sqlite", description=STORE)
+    host: str = Field("127.0.0.1", description="address to serve on; another than this machine's own needs people")
+    port: int = Field(8111, ge=0, le=65535, description="port to serve on; 0: any that is free")
+    mode: Literal["compare", "best", "rank", "rate"] = Field(
+        "compare", description="what is asked: the better of two, the best of all, a ranking of all, ratings of all"
+    )
+    overlap: int = Field(1, ge=1, description="how many people answer each question")
+    next: Literal["random", "uncertain"] = Field(
+        "random", description="which question comes first; uncertain: where the reward models disagree most"
+    )
+    reward: list[str] = Field([], description="uncertain: two or more reward models' folders, which are asked")
+    device: str = Field("auto", description="uncertain: where they run, as for training")
+    check_every: int = Field(20, ge=0, description="every so many labels an attention check, where the store has any")
+    repeat_every: int = Field(20, ge=0, description="every so many labels a person is asked something again; 0: never")
+    guidelines: str = Field("", description="a Markdown file that is shown beside every question")
+    render: Literal["text", "markdown"] = Field("text", description="how models' texts are shown")
+    people: list[str] = Field(
+        [], description="names of who may label: each gets a link of their own; empty: anybody here"
+    )
+    admin: str = Field("admin", description="with people: the name that gets the link to the overview")
+    link_days: float = Field(30.0, gt=0, description="days for which a link is good")
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        local = self.host in ("127.0.0.1", "localhost", "::1")
+        if not local and not self.people:
+            raise ValueError(
+                f"host: {self.host} can be reached by others, so each person needs a link; name them with "
+                'people=["ann", "ben"], or keep host=127.0.0.1'
+            )
+        if self.next == "uncertain" and len(self.reward) < 2:
+            raise ValueError('next: uncertain asks an ensemble; name two or more folders with reward=["…", "…"]')
+        if self.reward and self.next != "uncertain":
+            raise ValueError("reward: has no effect with next=random; use next=uncertain")
+        if self.admin in self.people:
+            raise ValueError(f"admin: {self.admin} is one of the people; the overview needs a name of its own")
+        if len(set(self.people)) < len(self.people):
+            raise ValueError("people: a name stands there twice")
+        return self
+
+
 class LabelConfig(RunConfig):
+    """Labelling by a programme or a model."""
+
     out: str = "runs/label"
-    store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
+    store: str = Field("runs/preferences.sqlite", description=STORE)
     limit: int = Field(0, ge=0, description="label this many comparisons; 0 labels all that have no label yet")
 
 
 class RewardConfig(ModelRunConfig):
     out: str = "runs/reward"
     model: str = Field("runs/sft/model", description="the language model to start from")
-    store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
+    store: str = Field("runs/preferences.sqlite", description=STORE)
     held_out: float = Field(0.2, gt=0, lt=1, description="share of comparisons kept for measuring, split by prompt")
     loss: Literal["pairwise", "averaged_losers", "plackett_luce", "pick_best", "every_token"] = Field(
         "pairwise",
@@ -577,7 +626,7 @@ def preset_keys(preset: Preset) -> dict[str, Any]:
 class DPOConfig(ModelRunConfig):
     out: str = "runs/dpo"
     model: str = Field("runs/sft/model", description="the policy's start, and the frozen reference")
-    store: str = Field("runs/preferences.sqlite", description="the preference store (SQLite)")
+    store: str = Field("runs/preferences.sqlite", description=STORE)
     held_out: float = Field(0.2, gt=0, lt=1, description="share of comparisons kept for measuring, split by prompt")
     beta: float = Field(0.1, gt=0, description="price of distance from the reference: scales the log ratios")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="how often a label is taken to be wrong")

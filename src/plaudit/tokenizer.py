@@ -14,7 +14,7 @@ from typing import Any
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from plaudit.errors import DataError, ModelError, first_line
-from plaudit.types import Prompt, Rollout
+from plaudit.types import Comparison, Prompt, Rollout
 
 
 class Tokenizer:
@@ -99,6 +99,16 @@ class Tokenizer:
         # The template writes the special tokens itself; adding the tokenizer's own would double the BOS.
         ids = self.inner(text, add_special_tokens=False)["input_ids"]
         return Prompt(text, tuple(ids), columns or {})
+
+    def asked_ids(self, comparison: Comparison) -> list[int]:
+        """A comparison's prompt: through the chat template where it was a conversation, empty where there is none.
+
+        Raises:
+            ModelError: it was a conversation, and the tokenizer has no chat template.
+        """
+        if comparison.messages:
+            return list(self.chat_prompt(comparison.messages).ids)
+        return self.text_ids(comparison.prompt) if comparison.prompt else []
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=True)

@@ -294,6 +294,11 @@ class Comparison:
     answers: tuple[Answer, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as a conversation (role, content), where it was one; ``prompt`` is then its readable form."""
+        return list(self.provenance.get("messages", []))
+
 
 @dataclass(frozen=True)
 class Preference:

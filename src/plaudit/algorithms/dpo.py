@@ -52,7 +52,7 @@ def pairs_of(
     """
     ids, masks, certainties, equal = [], [], [], 0
     for number, p in enumerate(preferences):
-        prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        prompt = tokenizer.asked_ids(p.comparison)
         rows = []
         for answer in p.comparison.answers:
             text = tokenizer.scored_ids(prompt, answer.text) + [*tokenizer.end_ids[:1]] * answer.ended

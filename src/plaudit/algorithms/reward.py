@@ -122,7 +122,7 @@ def ranked_answers(
     ids, masks, groups, ranks = [], [], [], []
     margins, certainties = [], []
     for group, p in enumerate(preferences):
-        prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        prompt = tokenizer.asked_ids(p.comparison)
         seen: dict[tuple[int, ...], int] = {}
         for answer, rank in zip(p.comparison.answers, p.ranks, strict=True):
             row = tokenizer.scored_ids(prompt, answer.text)
@@ -148,7 +148,7 @@ def pairs_equal_after_cutting(preferences: Sequence[Preference], tokenizer: Toke
     """How many ordered pairs of answers are the same once cut, so that :func:`ranked_answers` makes ties of them."""
     equal = 0
     for p in preferences:
-        prompt = tokenizer.text_ids(p.comparison.prompt) if p.comparison.prompt else []
+        prompt = tokenizer.asked_ids(p.comparison)
         kept = [tokenizer.scored_ids(prompt, a.text)[-max_length:] for a in p.comparison.answers]
         places = range(len(kept))
         equal += sum(kept[i] == kept[j] for i in places for j in places if p.ranks[i] < p.ranks[j])

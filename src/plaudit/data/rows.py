@@ -1,15 +1,14 @@
-"""What each stage reads: demonstrations, prompts and human judgements, from a file or from the reviews."""
+"""What SFT and sampling read: demonstrations and prompts, from a file or from the reviews."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from plaudit.data import files, reviews
 from plaudit.errors import DataError
 from plaudit.tokenizer import Tokenizer
-from plaudit.types import Answer, Comparison, Demonstrations, Prompt
+from plaudit.types import Demonstrations, Prompt
 
 
 @dataclass(frozen=True)
@@ -143,36 +142,3 @@ def _prompt_rows(source: str):
             )
         return ((f"{source}, row {i}", {"prompt": text}) for i, text in enumerate(reviews.openings(part), 1))
     return files.rows(source)
-
-
-def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
-    """Ready-made human judgements: reviews/comparisons, or rows of prompt, chosen and rejected.
-
-    A row may have a ``margin`` (by how much the two should differ in score) and a ``certainty`` (how probable it is
-    that the chosen one is the better, ½ for a tie).
-
-    Raises:
-        DataError: a row lacks a column, has a number out of range, or its two answers are the same.
-    """
-    if source.startswith("reviews/"):
-        parts: dict[str, Callable[[], list]] = {
-            "comparisons": lambda: reviews.comparisons("train") + reviews.comparisons("held_out")
-        }
-        part = source.removeprefix("reviews/")
-        if part not in parts:
-            raise DataError(f"{source}: for judgements there is reviews/comparisons")
-        return parts[part]()
-    made: list[tuple[Comparison, tuple[int, ...]]] = []
-    for where, row in files.rows(source):
-        prompt = files.text_column(where, row, "prompt", allow_empty=True) if "prompt" in row else ""
-        chosen, rejected = files.text_column(where, row, "chosen"), files.text_column(where, row, "rejected")
-        if chosen == rejected:
-            raise DataError(f"{where}: chosen and rejected are the same text; nothing was preferred")
-        said = {
-            name: files.number_column(where, row, name, low, high)
-            for name, low, high in (("margin", 0.0, 1e6), ("certainty", 0.5, 1.0))
-            if row.get(name) is not None
-        }
-        answers = (Answer(chosen), Answer(rejected))
-        made.append((Comparison(0, prompt, answers, {"source": source} | said), (0, 1)))
-    return made

@@ -1,181 +1,258 @@
-"""The preference store: comparisons and what was said of them, in one SQLite file. The only user of SQLAlchemy."""
+"""The preference store: comparisons and what was said of them, in one SQLite file or a PostgreSQL database.
+
+What a method has acknowledged is on disk (write-ahead log, synchronous=FULL). Left out: asking people one question
+after another (see desk), and how the database is laid out and opened (see tables).
+"""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
-from sqlalchemy import (
-    JSON,
-    URL,
-    Column,
-    Float,
-    ForeignKey,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    create_engine,
-    event,
-    func,
-    insert,
-    select,
-)
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from plaudit.errors import DataError
+from plaudit.preferences.order import priority
+from plaudit.preferences.tables import Database, claims, comparisons, is_url, preferences, questions
 from plaudit.types import Answer, Comparison, Preference
 
-_metadata = MetaData()
-_comparisons = Table(
-    "comparisons",
-    _metadata,
-    Column("id", Integer, primary_key=True),
-    Column("fingerprint", String(64), nullable=False, unique=True),
-    Column("prompt", Text, nullable=False),
-    Column("answers", JSON, nullable=False),
-    Column("provenance", JSON, nullable=False),
-)
-_preferences = Table(
-    "preferences",
-    _metadata,
-    Column("id", Integer, primary_key=True),
-    Column("comparison_id", ForeignKey("comparisons.id"), nullable=False, index=True),
-    Column("annotator", String(200), nullable=False, index=True),
-    Column("ranks", JSON, nullable=False),
-    Column("shown", JSON, nullable=False),
-    Column("seconds", Float, nullable=False),
-    Column("created", String(40), nullable=False),
-)
+T = TypeVar("T")
+#: rows a statement
+CHUNK = 500
 
 
 class PreferenceStore:
-    """Comparisons and preferences. What a method has acknowledged is on disk: write-ahead log, synchronous=FULL."""
+    """Comparisons and preferences; who fills it (people, judges, programmes) is all the same to it."""
 
     def __init__(self, path: str | Path, *, create: bool = False):
-        """Opens a store.
+        """Opens a store: a file, or ``postgresql://user@host/database``.
 
         Raises:
-            DataError: there is none and ``create`` is false, or the file is no store or cannot be written.
+            ConfigError: no readable address, or its driver is not installed.
+            DataError: there is none and ``create`` is false, it is no store, of another schema, or cannot be written.
         """
-        self.path = Path(path)
-        if not create and not self.path.exists():
-            raise DataError(f"{path}: no such preference store; `plaudit collect` makes one")
-        if not create and self.path.is_file() and not self.path.stat().st_size:
-            raise DataError(f"{path}: an empty file and no preference store; `plaudit collect` makes one")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be made: {error}") from None
-        self._engine = create_engine(URL.create("sqlite", database=str(self.path)))
-        event.listen(self._engine, "connect", _durable)
-        with self._named():
-            _metadata.create_all(self._engine)
+        self.path = path
+        self.database = Database(path, create=create)
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except DatabaseError as error:
-            raise DataError(f"{self.path}: cannot be used as a preference store: {error.orig}") from None
-        except SQLAlchemyError as error:
-            raise DataError(f"{self.path}: cannot be used as a preference store: {error}") from None
-
-    def add(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    def add(self, asked: Sequence[Comparison]) -> list[Comparison]:
         """Stores comparisons; they come back with their ids. One that is there already is not stored again, so that an
         interrupted collection can simply be repeated."""
         stored = []
-        with self._named(), self._engine.begin() as db:
-            for c in comparisons:
-                fingerprint = _fingerprint(c)
-                known = select(_comparisons.c.id).where(_comparisons.c.fingerprint == fingerprint)
-                if (found := db.execute(known).scalar_one_or_none()) is not None:
-                    stored.append(Comparison(found, c.prompt, c.answers, c.provenance))
-                    continue
-                values = {
-                    "fingerprint": fingerprint,
-                    "prompt": c.prompt,
-                    "answers": [{"text": a.text, "ended": a.ended} for a in c.answers],
-                    "provenance": c.provenance,
-                }
-                key = db.execute(insert(_comparisons).values(**values)).inserted_primary_key
-                stored.append(Comparison(key[0] if key else 0, c.prompt, c.answers, c.provenance))
+        with self.database.write() as db:
+            for part in _chunks(asked):
+                prints = [_fingerprint(c) for c in part]
+                known = _ids(db, prints)
+                # the same comparison may stand in the list twice
+                new = {f: c for f, c in zip(prints, part, strict=True) if f not in known}
+                if new:
+                    db.execute(insert(comparisons), [_row(f, c) for f, c in new.items()])
+                    known |= _ids(db, list(new))
+                    db.execute(insert(questions), [_whole(known[f], f, len(c.answers)) for f, c in new.items()])
+                stored += [
+                    Comparison(known[f], c.prompt, c.answers, c.provenance) for f, c in zip(prints, part, strict=True)
+                ]
         return stored
 
-    def record(self, preferences: Sequence[Preference]) -> None:
-        """Stores what was said of stored comparisons.
+    def record(self, said: Sequence[Preference]) -> None:
+        """Stores what was said of stored comparisons, each as a whole.
 
         Raises:
-            DataError: a preference does not rank exactly the answers of its comparison.
+            DataError: a preference does not rank exactly the answers of its comparison, or that is not in the store.
         """
-        with self._named(), self._engine.begin() as db:
-            for p in preferences:
-                if len(p.ranks) != len(p.comparison.answers):
-                    raise DataError(
-                        f"comparison {p.comparison.id}: {len(p.comparison.answers)} answers but {len(p.ranks)} ranks"
-                    )
-                created = p.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                db.execute(
-                    insert(_preferences).values(
-                        comparison_id=p.comparison.id,
-                        annotator=p.annotator,
-                        ranks=list(p.ranks),
-                        shown=list(p.order or range(len(p.ranks))),
-                        seconds=p.seconds,
-                        created=created,
-                    )
+        for p in said:
+            if len(p.ranks) != len(p.comparison.answers):
+                raise DataError(
+                    f"comparison {p.comparison.id}: {len(p.comparison.answers)} answers but {len(p.ranks)} ranks"
                 )
+        with self.database.write() as db:
+            for part in _chunks(said):
+                asked = select(questions.c.comparison_id, questions.c.id).where(
+                    questions.c.whole, questions.c.comparison_id.in_({p.comparison.id for p in part})
+                )
+                question = {row.comparison_id: row.id for row in db.execute(asked)}
+                if absent := {p.comparison.id for p in part} - question.keys():
+                    raise DataError(f"{self.database.shown}: holds no comparison {min(absent)}; add it first")
+                rows = [_label(question[p.comparison.id], p) for p in part]
+                db.execute(insert(preferences), rows)
+                for row in rows:
+                    counted = questions.c.id == row["question_id"]
+                    db.execute(update(questions).where(counted).values(labels=questions.c.labels + 1))
 
     def preferences(self) -> list[Preference]:
-        """Everything that was said, oldest first."""
-        query = select(_preferences, _comparisons).join(_comparisons).order_by(_preferences.c.id)
-        with self._named(), self._engine.connect() as db:
-            return [
-                Preference(
-                    Comparison(row.comparison_id, row.prompt, _answers(row.answers), row.provenance),
-                    tuple(row.ranks),
-                    row.annotator,
-                    tuple(row.shown),
-                    row.seconds,
-                    row.created,
-                )
-                for row in db.execute(query)
-            ]
+        """What was said and stands, oldest first, to train from: each with the answers that were asked about.
+
+        Left out are skipped questions, repeats and attention checks. Where a disagreement was decided, the verdict
+        stands for all.
+        """
+        decided = select(preferences.c.question_id).where(
+            preferences.c.kind == "verdict", preferences.c.withdrawn.is_(None)
+        )
+        query = standing().where(
+            preferences.c.said != "skip",
+            (preferences.c.kind == "verdict")
+            | ((preferences.c.kind == "label") & preferences.c.question_id.not_in(decided)),
+        )
+        with self.database.read() as db:
+            return [preference(row) for row in db.execute(query)]
 
     def unlabelled(self, annotator: str | None = None) -> list[Comparison]:
         """Comparisons of which nobody (or not this annotator) has said anything, oldest first."""
-        said = select(_preferences.c.comparison_id)
+        said = select(questions.c.comparison_id).join(preferences).where(preferences.c.withdrawn.is_(None))
         if annotator is not None:
-            said = said.where(_preferences.c.annotator == annotator)
-        query = select(_comparisons).where(_comparisons.c.id.not_in(said)).order_by(_comparisons.c.id)
-        with self._named(), self._engine.connect() as db:
+            said = said.where(preferences.c.annotator == annotator)
+        query = select(comparisons).where(comparisons.c.id.not_in(said)).order_by(comparisons.c.id)
+        with self.database.read() as db:
             return [Comparison(r.id, r.prompt, _answers(r.answers), r.provenance) for r in db.execute(query)]
 
     def counts(self) -> dict[str, int]:
-        """Number of comparisons, and of preferences by annotator."""
-        with self._named(), self._engine.connect() as db:
-            said = db.execute(select(_preferences.c.annotator, func.count()).group_by(_preferences.c.annotator))
-            total = db.execute(select(func.count()).select_from(_comparisons)).scalar_one()
-            return {"comparisons": total} | {f"by {name}": n for name, n in said}
+        """Number of comparisons, and of preferences that stand by annotator."""
+        standing = preferences.c.withdrawn.is_(None)
+        each = select(preferences.c.annotator, func.count()).where(standing).group_by(preferences.c.annotator)
+        with self.database.read() as db:
+            said = {f"by {name}": n for name, n in db.execute(each.order_by(preferences.c.annotator))}
+            return {"comparisons": db.execute(select(func.count()).select_from(comparisons)).scalar_one()} | said
+
+    def forget(self, annotator: str) -> int:
+        """Deletes everything that a person said, what was taken back included, and returns how much that was."""
+        with self.database.write() as db:
+            mine = preferences.c.annotator == annotator
+            counted = mine & (preferences.c.kind == "label") & (preferences.c.said != "skip")
+            for question, n in db.execute(
+                select(preferences.c.question_id, func.count())
+                .where(counted, preferences.c.withdrawn.is_(None))
+                .group_by(preferences.c.question_id)
+            ).all():
+                db.execute(update(questions).where(questions.c.id == question).values(labels=questions.c.labels - n))
+            gone = db.execute(delete(preferences).where(mine)).rowcount
+            db.execute(delete(claims).where(claims.c.annotator == annotator))
+        if not is_url(str(self.path)):
+            # a deleted text stays in the file's free pages until they are written again
+            with self.database.named(), self.database.engine.connect() as connection:
+                raw = connection.connection.driver_connection
+                assert raw is not None
+                raw.execute("VACUUM")
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return gone
+
+    def backup(self, target: str | Path) -> None:
+        """A whole copy while others go on writing.
+
+        Raises:
+            DataError: the target is there already or cannot be written, or the store is no file.
+        """
+        if is_url(str(self.path)):
+            raise DataError(f"{self.database.shown}: is backed up by PostgreSQL's own pg_dump")
+        if Path(target).exists():
+            raise DataError(f"{target}: is there already, and is left as it is; name another file")
+        try:
+            with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(target)) as copy:
+                source.backup(copy)
+        except sqlite3.Error as error:
+            raise DataError(f"{target}: the backup could not be written: {error}") from None
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.database.close()
 
 
-def _durable(connection, _record) -> None:
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+def standing() -> Select[Any]:
+    """Preferences that are not taken back, with their questions and comparisons, oldest first."""
+    return (
+        select(
+            preferences,
+            questions.c.comparison_id,
+            questions.c.answers.label("asked"),
+            questions.c.known,
+            comparisons.c.fingerprint,
+            comparisons.c.prompt,
+            comparisons.c.answers,
+            comparisons.c.provenance,
+        )
+        .join(questions, preferences.c.question_id == questions.c.id)
+        .join(comparisons)
+        .where(preferences.c.withdrawn.is_(None))
+        .order_by(preferences.c.id)
+    )
 
 
-def _answers(stored: list[dict]) -> tuple[Answer, ...]:
+def preference(row: Row[Any]) -> Preference:
+    """A row of :func:`standing` that has ranks."""
+    asked = indices(row.asked)
+    answers = _answers(row.answers)
+    place = {answer: i for i, answer in enumerate(asked)}
+    return Preference(
+        Comparison(row.comparison_id, row.prompt, tuple(answers[i] for i in asked), row.provenance),
+        tuple(row.ranks),
+        row.annotator,
+        tuple(place[i] for i in row.shown),
+        row.seconds,
+        row.created,
+    )
+
+
+def indices(asked: str) -> tuple[int, ...]:
+    """Which answers of its comparison a question is about."""
+    return tuple(map(int, asked.split(",")))
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _label(question: int, p: Preference) -> dict[str, Any]:
+    return {
+        "question_id": question,
+        "annotator": p.annotator,
+        "kind": "label",
+        "said": "ranked",
+        "ranks": list(p.ranks),
+        "ratings": None,
+        "reason": "",
+        "shown": list(p.order or range(len(p.ranks))),
+        "seconds": p.seconds,
+        "created": p.created or now(),
+    }
+
+
+def _row(fingerprint: str, c: Comparison) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint,
+        "prompt": c.prompt,
+        "answers": [{"text": a.text, "ended": a.ended} for a in c.answers],
+        "provenance": c.provenance,
+    }
+
+
+def _whole(comparison: int, fingerprint: str, count: int) -> dict[str, Any]:
+    return {
+        "comparison_id": comparison,
+        "answers": ",".join(map(str, range(count))),
+        "whole": True,
+        "pair": count == 2,
+        "priority": priority(fingerprint),
+        "labels": 0,
+    }
+
+
+def _ids(db: Connection, fingerprints: Sequence[str]) -> dict[str, int]:
+    query = select(comparisons.c.fingerprint, comparisons.c.id).where(comparisons.c.fingerprint.in_(fingerprints))
+    return {row.fingerprint: row.id for row in db.execute(query)}
+
+
+def _answers(stored: list[dict[str, Any]]) -> tuple[Answer, ...]:
     return tuple(Answer(a["text"], a["ended"]) for a in stored)
+
+
+def _chunks(things: Iterable[T]) -> Iterator[list[T]]:
+    rest = iter(things)
+    while part := list(islice(rest, CHUNK)):
+        yield part
 
 
 def _fingerprint(comparison: Comparison) -> str:

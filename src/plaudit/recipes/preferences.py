@@ -7,10 +7,12 @@ from typing import Any
 
 from plaudit import device as devices
 from plaudit.config import CollectConfig, LabelConfig
+from plaudit.data import comparisons
 from plaudit.data import rows as data
 from plaudit.errors import DataError
 from plaudit.evaluation import judges
 from plaudit.models.load import load_language_model
+from plaudit.preferences.exchange import imported
 from plaudit.preferences.source import PreferenceSource
 from plaudit.preferences.store import PreferenceStore
 from plaudit.recipes.common import Summary, engine_for, fits, generate, stage
@@ -23,16 +25,11 @@ def collect(config: CollectConfig, run: Run) -> Summary:
     """k answers a prompt into the preference store, and ready-made human judgements beside them."""
     run.forget_after(0)
     summary: Summary = {"answers": 0, "comparisons": 0, "human_comparisons": 0}
-    ready = data.human_comparisons(config.comparisons) if config.comparisons else []
+    ready = list(comparisons.read(config.comparisons)) if config.comparisons else []
     answered, samples = _sample_comparisons(config) if config.count else ([], [])
     store = PreferenceStore(config.store, create=True)
     if ready:
-        stored = store.add([comparison for comparison, _ in ready])
-        new = {c.id for c in store.unlabelled("people")}
-        said = [Preference(c, ranks, "people") for c, (_, ranks) in zip(stored, ready, strict=True)]
-        said = [p for p in said if p.comparison.id in new]
-        store.record(said)
-        summary["human_comparisons"] = len(said)
+        summary["human_comparisons"] = imported(store, ready)["labels"]
     if answered:
         store.add(answered)
         summary["comparisons"], summary["answers"] = len(answered), len(answered) * config.k

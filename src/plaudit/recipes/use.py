@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from plaudit import device as devices
@@ -19,9 +20,7 @@ from plaudit.types import Sequences
 
 def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
     """The rows of ``file`` (a column text, or prompt and response) with a reward model's score added to each."""
-    device = devices.pick(config.device)
-    loaded, head, tokenizer = load_reward_model(model)
-    rows, ids, places = [], [], []
+    rows, texts, places = [], [], []
     for where, row in files.rows(file):
         if "response" in row:
             prompt = files.text_column(where, row, "prompt", allow_empty=True)
@@ -30,15 +29,27 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
             prompt, answer = "", files.text_column(where, row, "text")
         rows.append(row)
         places.append(where)
-        ids.append(tokenizer.scored_ids(tokenizer.text_ids(prompt) if prompt else [], answer))
+        texts.append((prompt, answer))
+    scores = scores_of(model, texts, places, config.device)
+    return [row | {"score": value} for row, value in zip(rows, scores, strict=True)]
+
+
+def scores_of(model: str, texts: Sequence[tuple[str, str]], places: Sequence[str], device: str) -> list[float]:
+    """A reward model's score of each (prompt, answer); ``places`` name them in messages.
+
+    Raises:
+        DataError: a text is longer than the model's context.
+    """
+    loaded, head, tokenizer = load_reward_model(model)
+    ids = [tokenizer.scored_ids(tokenizer.text_ids(prompt) if prompt else [], answer) for prompt, answer in texts]
     context = context_length(loaded)
     for where, tokens in zip(places, ids, strict=True):
         if context and len(tokens) > context:
             raise DataError(f"{where}: {len(tokens)} tokens exceed the model's context of {context}; shorten the text")
-    network = Network(WholeStack(loaded.base_model), scalar=head).to(device)
+    chosen = devices.pick(device)
+    network = Network(WholeStack(loaded.base_model), scalar=head).to(chosen)
     packed = Sequences.pack(ids, [[True] * len(i) for i in ids])
-    scores = Scorer(network, device).evaluate(packed, text_scores).tolist()
-    return [row | {"score": value} for row, value in zip(rows, scores, strict=True)]
+    return Scorer(network, chosen).evaluate(packed, text_scores).tolist()
 
 
 class Chat:

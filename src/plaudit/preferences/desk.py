@@ -1,0 +1,549 @@
+"""The desk at which people label: which question lies before whom, what they say of it, and taking it back.
+
+Everything is a transaction of the store, so that people at several tabs, servers and times do not collide: a label
+counts once however often it is sent, and is on disk when it is acknowledged. Left out: pages (see web).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
+
+from plaudit.errors import PlauditError
+from plaudit.preferences.agreement import Label
+from plaudit.preferences.order import disagreement, priority, shown_order
+from plaudit.preferences.store import PreferenceStore, indices, now, standing
+from plaudit.preferences.tables import claims, comparisons, preferences, questions
+from plaudit.preferences.tables import secrets as secrets_table
+from plaudit.types import Answer
+
+Mode = Literal["compare", "best", "rank", "rate"]
+#: seconds for which a question that lies before somebody counts as theirs
+LEASE = 1800.0
+#: a repeat comes after at least this many other labels
+GAP = 10
+LONGEST_REASON = 2000
+BEST_RATING = 7
+
+
+class Refused(PlauditError):
+    """Something a person sent cannot be recorded; ``reason`` is the phrase that says why, nothing was written."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How questions are put. ``mode``: two answers, the best of all, a ranking or ratings of all. ``overlap``: how many
+    people answer each question. ``check_every`` and ``repeat_every``: one attention check, one repeat every so many
+    labels of a person, 0 for none."""
+
+    mode: Mode = "compare"
+    overlap: int = 1
+    check_every: int = 0
+    repeat_every: int = 20
+
+
+@dataclass(frozen=True)
+class Question:
+    """What lies before a person. ``answers`` are in the order shown, ``shown`` their indices in the comparison."""
+
+    key: str
+    prompt: str
+    answers: tuple[Answer, ...]
+    shown: tuple[int, ...]
+    kind: str
+    id: int
+    #: what was said of it before, where a label is being revised
+    before: Said | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a person says, by the places of the answers as shown.
+
+    ``places``: 0 the best, equal places a tie; empty where ``verdict`` is "skip". ``ratings``: 1 to 7, where rated.
+    """
+
+    verdict: Literal["ranked", "both_bad", "skip"]
+    places: tuple[int, ...] = ()
+    ratings: tuple[int, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+
+    @classmethod
+    def alike(cls, count: int, **more: Any) -> Said:
+        """All equally good."""
+        return cls("ranked", (0,) * count, **more)
+
+    @classmethod
+    def rated(cls, ratings: Sequence[int], **more: Any) -> Said:
+        """Places by ratings: as many answers are before one as are rated higher."""
+        places = tuple(sum(other > mine for other in ratings) for mine in ratings)
+        return cls("ranked", places, tuple(ratings), **more)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``mine``: labels of this person that count; ``open``: questions that wait for this or another person."""
+
+    mine: int
+    answered: int
+    open: int
+    seconds: float
+
+
+class Desk:
+    """Where people label a store."""
+
+    def __init__(self, store: PreferenceStore, asking: Asking, clock: Callable[[], float] = time.time):
+        self.store, self.asking, self._clock = store, asking, clock
+        self._db = store.database
+        if asking.mode == "compare":
+            self._make_pairs()
+
+    # --- asking ---
+
+    def next(self, annotator: str) -> Question | None:
+        """The question that lies before a person, or a new one; None where nothing is left for them."""
+        with self._db.write() as db:
+            claim = db.execute(select(claims).where(claims.c.annotator == annotator)).first()
+            if claim is None:
+                chosen = self._choose(db, annotator)
+                if chosen is None:
+                    return None
+                question, kind, turn = chosen
+                claim = self._claim(db, annotator, question, kind, turn=turn)
+            return self._question(db, claim)
+
+    def _choose(self, db: Connection, annotator: str) -> tuple[int, str, int] | None:
+        """(question, kind, how often this person has seen it)."""
+        mine = _mine(annotator)
+        said = db.execute(select(func.count()).where(mine, preferences.c.said != "skip")).scalar_one()
+        turn = said + 1
+        if self.asking.check_every and turn % self.asking.check_every == 0:
+            found = db.execute(self._open(annotator, questions.c.known.is_not(None)).limit(1)).scalar()
+            if found is not None:
+                return found, "check", 0
+        if self.asking.repeat_every and turn % self.asking.repeat_every == 0:
+            found = self._to_repeat(db, annotator)
+            if found is not None:
+                return found, "repeat", 1
+        # Those that somebody has begun come first, so that people's agreement shows early.
+        for labels in range(self.asking.overlap - 1, -1, -1):
+            query = self._open(
+                annotator, questions.c.known.is_(None), questions.c.labels == labels, self._free(annotator, labels)
+            )
+            found = db.execute(query.order_by(questions.c.priority).limit(1)).scalar()
+            if found is not None:
+                return found, "label", 0
+        return None
+
+    def _open(self, annotator: str, *conditions: ColumnElement[bool]) -> Any:
+        """Questions of this mode that this person has not been asked."""
+        asked = select(preferences.c.id).where(_mine(annotator), preferences.c.question_id == questions.c.id)
+        return select(questions.c.id).where(self._of_mode(), *conditions, ~asked.exists())
+
+    def _of_mode(self) -> ColumnElement[bool]:
+        return questions.c.pair if self.asking.mode == "compare" else questions.c.whole
+
+    def _free(self, annotator: str, labels: int) -> ColumnElement[bool]:
+        """Fewer than ``overlap`` people have answered it or have it before them."""
+        held = select(claims.c.annotator).where(
+            claims.c.question_id == questions.c.id,
+            claims.c.kind == "label",
+            claims.c.annotator != annotator,
+            claims.c.served > self._clock() - LEASE,
+        )
+        if labels == self.asking.overlap - 1:
+            return ~held.exists()
+        return select(func.count()).select_from(held.subquery()).scalar_subquery() < self.asking.overlap - labels
+
+    def _to_repeat(self, db: Connection, annotator: str) -> int | None:
+        """A label of this person, some time ago, that was not repeated yet."""
+        again = select(preferences.c.question_id).where(_mine(annotator), preferences.c.kind == "repeat")
+        query = (
+            select(preferences.c.question_id)
+            .join(questions)
+            .where(
+                _mine(annotator),
+                self._of_mode(),
+                preferences.c.kind == "label",
+                preferences.c.said == "ranked",
+                preferences.c.question_id.not_in(again),
+            )
+            .order_by(preferences.c.id.desc())
+            .offset(GAP - 1)
+            .limit(1)
+        )
+        return db.execute(query).scalar()
+
+    def _claim(
+        self,
+        db: Connection,
+        annotator: str,
+        question: int,
+        kind: str,
+        *,
+        turn: int = 0,
+        shown: Sequence[int] = (),
+        replaces: int | None = None,
+    ) -> Row[Any]:
+        """Lays a question before a person, in the place of what lay there."""
+        if not shown:
+            query = select(comparisons.c.fingerprint, questions.c.answers).join(questions)
+            row = db.execute(query.where(questions.c.id == question)).one()
+            shown = shown_order(row.fingerprint, indices(row.answers), annotator, turn)
+        db.execute(delete(claims).where(claims.c.annotator == annotator))
+        made = {
+            "annotator": annotator,
+            "key": secrets.token_hex(16),
+            "question_id": question,
+            "kind": kind,
+            "shown": list(shown),
+            "served": self._clock(),
+            "replaces": replaces,
+        }
+        db.execute(insert(claims).values(**made))
+        return db.execute(select(claims).where(claims.c.annotator == annotator)).one()
+
+    def _question(self, db: Connection, claim: Row[Any]) -> Question:
+        query = select(comparisons.c.prompt, comparisons.c.answers).join(questions)
+        row = db.execute(query.where(questions.c.id == claim.question_id)).one()
+        answers = tuple(Answer(row.answers[i]["text"], row.answers[i]["ended"]) for i in claim.shown)
+        before = None
+        if claim.replaces is not None:
+            said = db.execute(
+                select(preferences, questions.c.answers.label("asked"))
+                .join(questions)
+                .where(preferences.c.id == claim.replaces)
+            ).first()
+            before = _said(said) if said is not None else None
+        return Question(claim.key, row.prompt, answers, tuple(claim.shown), claim.kind, claim.question_id, before)
+
+    # --- answering ---
+
+    def answer(self, annotator: str, key: str, said: Said) -> bool:
+        """Records what a person says of the question that lies before them; true when it is on disk.
+
+        False: this answer was recorded before (a double click, a request sent again); it counts once.
+
+        Raises:
+            Refused: no such question lies there, or what is said does not fit it.
+        """
+        with self._db.write() as db:
+            claim = db.execute(select(claims).where(claims.c.annotator == annotator, claims.c.key == key)).first()
+            if claim is None:
+                known = select(preferences.c.id).where(preferences.c.key == key, preferences.c.annotator == annotator)
+                if db.execute(known).first() is None:
+                    raise Refused("gone")
+                return False
+            _check(said, len(claim.shown))
+            asked = select(questions.c.answers).where(questions.c.id == claim.question_id)
+            order = indices(db.execute(asked).scalar_one())
+            elapsed = max(0.0, self._clock() - claim.served)
+            place = dict(zip(claim.shown, said.places, strict=False))
+            rating = dict(zip(claim.shown, said.ratings, strict=False))
+            db.execute(
+                insert(preferences).values(
+                    question_id=claim.question_id,
+                    annotator=annotator,
+                    kind=claim.kind,
+                    said=said.verdict,
+                    ranks=[place[i] for i in order] if said.places else None,
+                    ratings=[rating[i] for i in order] if said.ratings else None,
+                    reason=said.reason.strip(),
+                    shown=list(claim.shown),
+                    # what the page measured leaves out the time it was not looked at, but cannot exceed the clock's
+                    seconds=round(min(said.seconds, elapsed) if said.seconds > 0 else elapsed, 2),
+                    created=now(),
+                    key=key,
+                )
+            )
+            if claim.kind == "label":
+                self._count(db, claim.question_id, said.verdict != "skip")
+            if claim.replaces is not None:
+                self._withdraw(db, annotator, claim.replaces)
+            db.execute(delete(claims).where(claims.c.annotator == annotator))
+            return True
+
+    def undo(self, annotator: str) -> bool:
+        """Takes back a person's latest label and lays its question before them again; false where there is none."""
+        with self._db.write() as db:
+            latest = (
+                select(preferences.c.id)
+                .where(_mine(annotator), preferences.c.kind != "verdict", preferences.c.key.is_not(None))
+                .order_by(preferences.c.id.desc())
+                .limit(1)
+            )
+            found = db.execute(latest).scalar()
+            if found is None:
+                return False
+            row = self._withdraw(db, annotator, found)
+            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown)
+            return True
+
+    def revise(self, annotator: str, label: int) -> None:
+        """Lays the question of a label before its author again; the label stands until the new one is given.
+
+        Raises:
+            Refused: this person has no such label.
+        """
+        with self._db.write() as db:
+            row = db.execute(
+                select(preferences).where(_mine(annotator), preferences.c.id == label, preferences.c.kind != "verdict")
+            ).first()
+            if row is None:
+                raise Refused("no_label")
+            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown, replaces=label)
+
+    def decide(self, adjudicator: str, question: int, ranks: Sequence[int]) -> None:
+        """A verdict over a question that people disagree on, by the answers' order in the store.
+
+        Raises:
+            Refused: there is no such question, or the ranks do not fit it.
+        """
+        with self._db.write() as db:
+            asked = db.execute(select(questions.c.answers).where(questions.c.id == question)).scalar()
+            if asked is None or len(indices(asked)) != len(ranks) or not _whole_places(ranks):
+                raise Refused("no_question")
+            earlier = and_(preferences.c.question_id == question, preferences.c.kind == "verdict")
+            db.execute(update(preferences).where(earlier).values(withdrawn=now()))
+            db.execute(
+                insert(preferences).values(
+                    question_id=question,
+                    annotator=adjudicator,
+                    kind="verdict",
+                    said="ranked",
+                    ranks=list(ranks),
+                    reason="",
+                    shown=list(indices(asked)),
+                    seconds=0.0,
+                    created=now(),
+                    key=secrets.token_hex(16),
+                )
+            )
+
+    def _withdraw(self, db: Connection, annotator: str, label: int) -> Row[Any]:
+        row = db.execute(select(preferences).where(_mine(annotator), preferences.c.id == label)).first()
+        if row is None:
+            raise Refused("no_label")
+        db.execute(update(preferences).where(preferences.c.id == label).values(withdrawn=now()))
+        if row.kind == "label":
+            self._count(db, row.question_id, -(row.said != "skip"))
+        return row
+
+    def _count(self, db: Connection, question: int, by: int) -> None:
+        db.execute(update(questions).where(questions.c.id == question).values(labels=questions.c.labels + int(by)))
+
+    # --- looking ---
+
+    def progress(self, annotator: str) -> Progress:
+        counted = and_(preferences.c.kind == "label", preferences.c.said != "skip", preferences.c.withdrawn.is_(None))
+        of_mode = and_(self._of_mode(), questions.c.known.is_(None))
+        with self._db.read() as db:
+            mine = db.execute(
+                select(func.count(), func.avg(preferences.c.seconds)).where(
+                    counted, preferences.c.annotator == annotator
+                )
+            ).one()
+            answered = (
+                select(func.count()).select_from(questions).where(of_mode, questions.c.labels >= self.asking.overlap)
+            )
+            waiting = (
+                select(func.count()).select_from(questions).where(of_mode, questions.c.labels < self.asking.overlap)
+            )
+            return Progress(
+                mine[0], db.execute(answered).scalar_one(), db.execute(waiting).scalar_one(), float(mine[1] or 0.0)
+            )
+
+    def said_by(self, annotator: str, most: int = 200) -> list[dict[str, Any]]:
+        """A person's own labels that stand, newest first."""
+        query = standing().where(preferences.c.annotator == annotator, preferences.c.kind != "verdict")
+        with self._db.read() as db:
+            rows = db.execute(query.order_by(None).order_by(preferences.c.id.desc()).limit(most)).all()
+        return [_shown(row) for row in rows]
+
+    def disagreements(self, most: int = 100) -> list[list[dict[str, Any]]]:
+        """Questions whose labels differ and that nobody has decided, newest first: each a list of its labels."""
+        decided = select(preferences.c.question_id).where(
+            preferences.c.kind == "verdict", preferences.c.withdrawn.is_(None)
+        )
+        several = select(questions.c.id).where(questions.c.labels > 1, questions.c.known.is_(None))
+        query = standing().where(
+            preferences.c.kind == "label",
+            preferences.c.said != "skip",
+            preferences.c.question_id.in_(several),
+            preferences.c.question_id.not_in(decided),
+        )
+        said: dict[int, list[Row[Any]]] = {}
+        with self._db.read() as db:
+            for row in db.execute(query):
+                said.setdefault(row.question_id, []).append(row)
+        differing = [rows for rows in said.values() if len({tuple(row.ranks) for row in rows}) > 1]
+        return [[_shown(row) for row in rows] for rows in reversed(differing[-most:])]
+
+    def secret(self) -> str:
+        """The key that signs people's links; made once and kept in the store, so that links outlive a restart."""
+        with self._db.write() as db:
+            kept = db.execute(select(secrets_table.c.value).where(secrets_table.c.name == "links")).scalar()
+            if kept is None:
+                kept = secrets.token_urlsafe(32)
+                db.execute(insert(secrets_table).values(name="links", value=kept))
+            return kept
+
+    def labels(self) -> list[Label]:
+        """Everything that stands, for figures of agreement; ``ranks`` is empty where a question was skipped."""
+        with self._db.read() as db:
+            return [_label(row) for row in db.execute(standing())]
+
+    def laid(self, annotator: str, key: str) -> int:
+        """How many answers the question has that lies (or lay) before a person under this key.
+
+        Raises:
+            Refused: no such question was laid before them.
+        """
+        with self._db.read() as db:
+            for table in (claims, preferences):
+                query = select(table.c.shown).where(table.c.annotator == annotator, table.c.key == key)
+                if (shown := db.execute(query).scalar()) is not None:
+                    return len(shown)
+        raise Refused("gone")
+
+    def size(self, question: int) -> int:
+        """How many answers a question has.
+
+        Raises:
+            Refused: there is no such question.
+        """
+        with self._db.read() as db:
+            asked = db.execute(select(questions.c.answers).where(questions.c.id == question)).scalar()
+        if asked is None:
+            raise Refused("no_question")
+        return len(indices(asked))
+
+    # --- what is asked ---
+
+    def _make_pairs(self) -> None:
+        """Every two different answers of a longer comparison as a question of its own, once."""
+        whole = questions.alias()
+        with self._db.write() as db:
+            begun = select(questions.c.comparison_id).where(questions.c.pair)
+            query = (
+                select(comparisons.c.id, comparisons.c.fingerprint, comparisons.c.answers)
+                .join(whole, whole.c.comparison_id == comparisons.c.id)
+                .where(whole.c.whole, whole.c.known.is_(None), comparisons.c.id.not_in(begun))
+            )
+            rows = [made for c in db.execute(query) for made in _pairs(c.id, c.fingerprint, c.answers)]
+            for start in range(0, len(rows), 500):
+                db.execute(insert(questions), rows[start : start + 500])
+
+    def open_questions(self) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+        """(question, prompt, texts) of all that wait for labels, for who wants to say what should be asked first."""
+        query = (
+            select(questions.c.id, questions.c.answers.label("asked"), comparisons.c.prompt, comparisons.c.answers)
+            .join(comparisons)
+            .where(self._of_mode(), questions.c.known.is_(None), questions.c.labels < self.asking.overlap)
+        )
+        with self._db.read() as db:
+            for row in db.execute(query):
+                yield row.id, row.prompt, tuple(row.answers[i]["text"] for i in indices(row.asked))
+
+    def ask_first(self, scores: Mapping[int, Sequence[Sequence[float]]]) -> None:
+        """Orders questions by what an ensemble of reward models would learn from each: ``scores[question][member]`` are
+        the member's scores of its answers."""
+        with self._db.write() as db:
+            for question, said in scores.items():
+                db.execute(update(questions).where(questions.c.id == question).values(priority=-disagreement(said)))
+
+    def ask_at_random(self) -> None:
+        """Takes such an order back."""
+        query = select(questions.c.id, questions.c.answers, questions.c.whole, comparisons.c.fingerprint)
+        with self._db.write() as db:
+            for row in db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all():
+                drawn = priority(row.fingerprint, "" if row.whole else row.answers)
+                db.execute(update(questions).where(questions.c.id == row.id).values(priority=drawn))
+
+
+def _mine(annotator: str) -> ColumnElement[bool]:
+    return and_(preferences.c.annotator == annotator, preferences.c.withdrawn.is_(None))
+
+
+def _check(said: Said, count: int) -> None:
+    if len(said.reason) > LONGEST_REASON:
+        raise Refused("long_reason")
+    if said.verdict != "skip" and (len(said.places) != count or not _whole_places(said.places)):
+        raise Refused("not_answered")
+    if said.ratings and (len(said.ratings) != count or not all(1 <= r <= BEST_RATING for r in said.ratings)):
+        raise Refused("not_answered")
+
+
+def _whole_places(places: Sequence[int]) -> bool:
+    """Each place is the number of answers before it, as ranks are."""
+    return all(place == sum(other < place for other in places) for place in places)
+
+
+def _pairs(comparison: int, fingerprint: str, answers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for i, j in combinations(range(len(answers)), 2):
+        if answers[i]["text"] != answers[j]["text"]:
+            yield {
+                "comparison_id": comparison,
+                "answers": f"{i},{j}",
+                "whole": False,
+                "pair": True,
+                "priority": priority(fingerprint, f"{i},{j}"),
+                "labels": 0,
+                "known": None,
+            }
+
+
+def _said(row: Row[Any]) -> Said:
+    """What was said, by the order shown."""
+    place = dict(zip(indices(row.asked), row.ranks or [], strict=False))
+    rating = dict(zip(indices(row.asked), row.ratings or [], strict=False))
+    return Said(
+        row.said,
+        tuple(place[i] for i in row.shown) if place else (),
+        tuple(rating[i] for i in row.shown) if rating else (),
+        row.reason,
+        row.seconds,
+    )
+
+
+def _label(row: Row[Any]) -> Label:
+    place = {answer: i for i, answer in enumerate(indices(row.asked))}
+    return Label(
+        row.question_id,
+        row.annotator,
+        tuple(row.ranks or ()),
+        tuple(place[i] for i in row.shown),
+        row.kind,
+        tuple(row.known) if row.known else None,
+        row.seconds,
+        row.created,
+    )
+
+
+def _shown(row: Row[Any]) -> dict[str, Any]:
+    """A label for a list on a page."""
+    return {
+        "id": row.id,
+        "question": row.question_id,
+        "annotator": row.annotator,
+        "kind": row.kind,
+        "prompt": row.prompt,
+        "said": _said(row),
+        "answers": [row.answers[i]["text"] for i in row.shown],
+        "stored_order": [row.answers[i]["text"] for i in indices(row.asked)],
+        "ranks": row.ranks,
+        "created": row.created,
+        "seconds": row.seconds,
+    }

@@ -1,0 +1,1 @@
+"""How the store's schema came to be, revision by revision, for Alembic."""

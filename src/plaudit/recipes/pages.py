@@ -1,0 +1,120 @@
+"""Pages: the labelling page over a store, and the server that shows it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from markupsafe import Markup
+
+from plaudit.config import PageConfig
+from plaudit.errors import ConfigError, DataError, RunError
+from plaudit.preferences.desk import Asking, Desk
+from plaudit.preferences.store import PreferenceStore
+from plaudit.progress import say
+from plaudit.web.door import Door, proper_name
+from plaudit.web.labelling import Look, labelling_app
+from plaudit.web.words import markdown
+
+
+@dataclass(frozen=True)
+class LabelPage:
+    """The application, and each person's way in: (name, path), the admin last; empty where anybody may come in."""
+
+    app: FastAPI
+    ways: tuple[tuple[str, str], ...]
+
+
+def label_page(config: PageConfig) -> LabelPage:
+    """The labelling page of a configuration.
+
+    Raises:
+        ConfigError: a name that is none.
+        DataError: the store or the guidelines cannot be read.
+        ModelError: a reward model cannot be read.
+    """
+    guidelines = _guidelines(config.guidelines)
+    for name in (*config.people, config.admin):
+        if proper_name(name) != name:
+            raise ConfigError(f"people: {name!r} is no name; use letters, digits, spaces, and . - _ @ between them")
+    store = PreferenceStore(config.store)
+    desk = Desk(store, Asking(config.mode, config.overlap, config.check_every, config.repeat_every))
+    if config.next == "uncertain":
+        _ask_uncertain_first(desk, config)
+    else:
+        desk.ask_at_random()
+    door = Door(desk.secret(), open_house=not config.people, days=config.link_days)
+    ways = [(name, f"/enter/{door.token(name)}") for name in config.people]
+    if config.people:
+        ways.append((config.admin, f"/enter/{door.token(config.admin, admin=True)}"))
+    return LabelPage(labelling_app(desk, door, Look(config.render, guidelines)), tuple(ways))
+
+
+def _guidelines(file: str) -> Markup | None:
+    if not file:
+        return None
+    try:
+        return markdown(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: the guidelines cannot be read ({error})") from None
+
+
+def _ask_uncertain_first(desk: Desk, config: PageConfig) -> None:
+    # torch comes with it, which a page does without otherwise
+    from plaudit.recipes.use import scores_of
+
+    asked = list(desk.open_questions())
+    texts = [(prompt, answer) for _, prompt, answers in asked for answer in answers]
+    if not texts:
+        return
+    places = [f"question {question}" for question, _, answers in asked for _ in answers]
+    said = []
+    for folder in config.reward:
+        say(f"{folder}: scores {len(texts)} answers")
+        said.append(scores_of(folder, texts, places, config.device))
+    scores, at = {}, 0
+    for question, _, answers in asked:
+        scores[question] = [member[at : at + len(answers)] for member in said]
+        at += len(answers)
+    desk.ask_first(scores)
+
+
+def serve_labels(config: PageConfig, opened: Callable[[str], None] = lambda address: None) -> None:
+    """Serves the labelling page until Ctrl-C. ``opened`` is told the address.
+
+    Raises:
+        RunError: the address cannot be served on, or is in use; and as for :func:`label_page`.
+    """
+    page = label_page(config)
+    with _bound(config.host, config.port) as listening:
+        port = listening.getsockname()[1]
+        host = config.host if ":" not in config.host else f"[{config.host}]"
+        shown = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
+        address = f"http://{shown}:{port}"
+        if page.ways:
+            for name, way in page.ways:
+                say(f"{name}: {address}{way}")
+        else:
+            say(f"labelling page: {address}/")
+        say("every label is on disk as soon as the page goes on; Ctrl-C ends the page")
+        opened(address)
+        server = uvicorn.Server(uvicorn.Config(page.app, log_level="warning", lifespan="off"))
+        server.run(sockets=[listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(128)
+        return listening
+    except OSError as error:
+        raise RunError(
+            f"{host}:{port}: cannot be served on ({error.strerror or error}); choose another with --port or --host"
+        ) from None

@@ -1,0 +1,432 @@
+"""The labelling page: a question at a time, one's own labels, an overview. Pages are plain HTML forms; a script adds
+keys.
+
+Every change is a POST that answers with a redirect, so that reloading sends nothing twice. Left out: what is asked and
+recorded (see preferences.desk), and the server (see recipes.pages).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Form, Path, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from markupsafe import Markup
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from plaudit.errors import PlauditError
+from plaudit.preferences.agreement import Agreement, Label, Share, agreement
+from plaudit.preferences.desk import BEST_RATING, Desk, Question, Refused, Said
+from plaudit.preferences.exchange import exported
+from plaudit.progress import say
+from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, proper_name
+from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, visible
+
+HERE = pathlib.Path(__file__).parent
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    # no-referrer would take the origin from the page's own forms too
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+LARGEST_FORM = 64 * 1024
+#: seconds for which the figures of agreement on the page are taken as they were
+FRESH = 10.0
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """All of a form's fields: how many places or ratings there are, the question says."""
+    return {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
+
+
+_FIELDS = Depends(_form)
+#: a number that a database takes
+Id = Annotated[int, Path(ge=0, lt=2**31)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the page looks: models' texts as text or Markdown, guidelines (HTML), links to show to the admin."""
+
+    render: str = "text"
+    guidelines: Markup | None = None
+    links: tuple[tuple[str, str], ...] = ()
+
+
+def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Sequence[str] = ("oracle",)) -> FastAPI:
+    """The application. ``programmes``: annotators' names that no person may take."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    pages = _Pages(desk, door, look)
+    app.mount("/static", StaticFiles(directory=HERE / "static"))
+    if door.open_house:
+        # a page of another name that resolves to this machine is not this page
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]", "testserver"])
+    _guard(app, pages)
+
+    @app.get("/")
+    def question(request: Request, say: str = "") -> Response:
+        visitor = door.visitor(request)
+        if visitor is None:
+            return pages.page(request, "enter.html", "who")
+        asked = desk.next(visitor.name)
+        if asked is None:
+            return pages.nothing(request)
+        return pages.question(request, visitor, asked, "undone" if say == "undone" else "")
+
+    @app.post("/answer")
+    def answer(
+        request: Request,
+        key: str = Form(""),
+        choice: str = Form(""),
+        reason: str = Form(""),
+        seconds: str = Form(""),
+        form: dict[str, str] = _FIELDS,
+    ) -> Response:
+        visitor = pages.known(request)
+        desk.answer(visitor.name, key, _said(desk, visitor.name, key, choice, form, reason, seconds))
+        return _to("/")
+
+    @app.post("/undo")
+    def undo(request: Request) -> Response:
+        return _to("/?say=undone" if desk.undo(pages.known(request).name) else "/")
+
+    @app.post("/revise/{label}")
+    def revise(request: Request, label: Id) -> Response:
+        desk.revise(pages.known(request).name, label)
+        return _to("/")
+
+    @app.get("/text/{part}")
+    def text(request: Request, part: str) -> Response:
+        """A long text of the question that lies open, as plain text."""
+        asked = desk.next(pages.known(request).name)
+        if asked is None or not (part == "prompt" or (part.isdecimal() and 1 <= int(part) <= len(asked.answers))):
+            raise HTTPException(404)
+        whole = asked.prompt if part == "prompt" else asked.answers[int(part) - 1].text
+        return PlainTextResponse(visible(whole))
+
+    @app.get("/mine")
+    def mine(request: Request) -> Response:
+        visitor = pages.known(request)
+        return pages.page(request, "mine.html", "mine", here="mine", labels=desk.said_by(visitor.name))
+
+    @app.get("/admin")
+    def admin(request: Request) -> Response:
+        visitor = pages.overseer(request)
+        return pages.overview(request, visitor)
+
+    @app.post("/decide")
+    def decide(
+        request: Request, question: Annotated[int, Form(ge=0, lt=2**31)], best: Annotated[str, Form()]
+    ) -> Response:
+        visitor = pages.overseer(request)
+        count = desk.size(question)
+        if best == "equal":
+            ranks = [0] * count
+        elif best.isdecimal() and int(best) < count:
+            ranks = [int(i != int(best)) for i in range(count)]
+        else:
+            raise Refused("not_understood")
+        desk.decide(visitor.name, question, ranks)
+        return _to("/admin")
+
+    @app.get("/export.jsonl")
+    def export(request: Request) -> Response:
+        pages.overseer(request)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in exported(desk.store, "labels"))
+        return StreamingResponse((line.encode("utf-8", "replace") for line in lines), media_type="application/x-ndjson")
+
+    @app.get("/enter/{token}")
+    def enter_by_link(request: Request, token: str) -> Response:
+        door.admit(token)
+        response = _to("/")
+        door.keep(response, token, secure=request.url.scheme == "https")
+        return response
+
+    @app.post("/enter")
+    def enter(request: Request, name: str = Form("")) -> Response:
+        if not door.open_house:
+            raise Unauthorised
+        proper = proper_name(name)
+        if proper is None or proper in programmes:
+            why = "name_wrong" if proper is None else "name_taken"
+            return pages.page(request, "enter.html", "who", status=400, text=pages.words(request)[why])
+        response = _to("/")
+        door.keep(response, door.token(proper), secure=request.url.scheme == "https")
+        return response
+
+    @app.post("/leave")
+    def leave(request: Request) -> Response:
+        response = _to("/")
+        if door.open_house:
+            response.delete_cookie(COOKIE)
+        return response
+
+    @app.get("/language/{code}")
+    def language(request: Request, code: str) -> Response:
+        response = _to("/")
+        if code in LANGUAGES:
+            response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
+        return response
+
+    return app
+
+
+def _to(place: str) -> RedirectResponse:
+    return RedirectResponse(place, status_code=303)
+
+
+def _said(desk: Desk, annotator: str, key: str, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
+    """What a form says. The desk checks it against the question."""
+    more: dict[str, Any] = {"reason": reason.replace("\r\n", "\n"), "seconds": _seconds(seconds)}
+    if choice == "skip":
+        return Said("skip", **more)
+    count = desk.laid(annotator, key)
+    if choice in ("equal", "both_bad"):
+        return Said("both_bad" if choice == "both_bad" else "ranked", (0,) * count, **more)
+    mode = desk.asking.mode
+    if choice == "submit" and mode in ("rank", "rate"):
+        name = "place" if mode == "rank" else "rating"
+        values = [form.get(f"{name}_{i}", "") for i in range(1, count + 1)]
+        if not all(v.isdecimal() and 1 <= int(v) <= 99 for v in values):
+            raise Refused("not_answered")
+        numbers = [int(v) for v in values]
+        if mode == "rate":
+            return Said.rated(numbers, **more)
+        return Said("ranked", tuple(sum(other < mine for other in numbers) for mine in numbers), **more)
+    if mode in ("compare", "best") and choice.isdecimal() and 1 <= int(choice) <= max(count, 1):
+        return Said("ranked", tuple(int(i != int(choice) - 1) for i in range(count)), **more)
+    raise Refused("not_understood")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 <= value < 1e6 else 0.0
+
+
+class _Pages:
+    """What pages have in common: the visitor, the language, the templates."""
+
+    def __init__(self, desk: Desk, door: Door, look: Look):
+        self.desk, self.door, self.look = desk, door, look
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=select_autoescape(),
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._agreement: tuple[float, Agreement] | None = None
+
+    def known(self, request: Request) -> Visitor:
+        """
+        Raises:
+            Unauthorised: nobody has said who they are.
+        """
+        visitor = self.door.visitor(request)
+        if visitor is None:
+            raise Unauthorised
+        return visitor
+
+    def overseer(self, request: Request) -> Visitor:
+        visitor = self.known(request)
+        if not visitor.admin:
+            raise Unauthorised
+        return visitor
+
+    def words(self, request: Request) -> dict[str, str]:
+        language = request.cookies.get("language") or preferred(request.headers.get("accept-language", ""))
+        return phrases(language if language in LANGUAGES else "en")
+
+    def page(
+        self, request: Request, template: str, heading: str, *, status: int = 200, here: str = "", **more: Any
+    ) -> HTMLResponse:
+        t = self.words(request)
+        try:
+            visitor = self.door.visitor(request)
+        except Unauthorised:
+            visitor = None
+        said = {
+            "t": t,
+            "heading": t[heading],
+            "here": here,
+            "name": visitor.name if visitor else "",
+            "admin": visitor is not None and visitor.admin,
+            "may_leave": self.door.open_house,
+            "short": _short,
+            "said": lambda label: _said_in_words(label, t),
+        }
+        text = self._templates.get_template(template).render(said | more)
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+    def message(self, request: Request, text: str, status: int, heading: str = "title") -> HTMLResponse:
+        return self.page(request, "message.html", heading, status=status, text=text, warn=True)
+
+    def nothing(self, request: Request) -> HTMLResponse:
+        t = self.words(request)
+        visitor = self.known(request)
+        progress = self.desk.progress(visitor.name)
+        which = "done" if progress.answered + progress.open else "empty"
+        return self.page(
+            request, "message.html", f"{which}_title", here="label", text=t[which], may_undo=progress.mine > 0
+        )
+
+    def question(self, request: Request, visitor: Visitor, asked: Question, notice: str) -> HTMLResponse:
+        t = self.words(request)
+        text = t[notice] if notice else ""
+        if asked.before is not None:
+            was = _said_in_words({"said": asked.before, "answers": [a.text for a in asked.answers]}, t)
+            text = f"{t['again']} {t['again_was'].format(said=was)}"
+        agree = self.agreement().agree
+        return self.page(
+            request,
+            "question.html",
+            f"ask_{self.desk.asking.mode}",
+            here="label",
+            question=asked,
+            before=asked.before,
+            mode=self.desk.asking.mode,
+            render=self.look.render,
+            show=lambda body: shown(body, self.look.render),
+            guidelines=self.look.guidelines,
+            progress=self.desk.progress(visitor.name),
+            agree=_share(agree, t) if agree.count else "",
+            text=text,
+            most=SHOWN,
+            best_rating=BEST_RATING,
+        )
+
+    def agreement(self) -> Agreement:
+        """Figures of a few seconds ago are good enough for a page."""
+        if self._agreement is None or time.monotonic() - self._agreement[0] > FRESH:
+            self._agreement = (time.monotonic(), agreement(self.desk.labels()))
+        return self._agreement[1]
+
+    def overview(self, request: Request, visitor: Visitor) -> HTMLResponse:
+        t = self.words(request)
+        labels = self.desk.labels()
+        found = agreement(labels)
+        rows = [
+            (t["agree"], _share(found.agree, t)),
+            (t["alpha"], _figure(found.alpha, t)),
+            (t["fleiss"], _figure(found.fleiss, t)),
+            *((f"{t['cohen']}: {a}, {b}", _figure(k, t)) for (a, b), k in found.kappa.items()),
+            (t["first"], _share(found.first, t)),
+            (t["self"], _share(found.again, t)),
+            (t["checks"], _share(found.attentive, t)),
+        ]
+        return self.page(
+            request,
+            "admin.html",
+            "admin",
+            here="admin",
+            progress=self.desk.progress(visitor.name),
+            people=[_person(name, labels, t) for name in sorted({label.annotator for label in labels})],
+            agreement=rows,
+            disagreements=self.desk.disagreements(),
+            links=self.look.links,
+        )
+
+
+def _guard(app: FastAPI, pages: _Pages) -> None:
+    """What holds for every request: size, origin, headers; and errors as pages, never as traces."""
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: Any) -> Response:
+        t = pages.words(request)
+        if request.method not in ("GET", "HEAD") and from_elsewhere(request):
+            response: Response = pages.message(request, t["other_origin"], 403)
+        elif request.method == "POST":
+            length = request.headers.get("content-length", "")
+            if not length.isdecimal() or int(length) > LARGEST_FORM:
+                response = pages.message(request, t["too_long"], 413)
+            else:
+                response = await call_next(request)
+        else:
+            response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        if request.url.path.startswith("/static/"):
+            response.headers["Cache-Control"] = "max-age=300"
+        return response
+
+    @app.exception_handler(Unauthorised)
+    def unauthorised(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("401", status_code=401)
+
+    @app.exception_handler(Refused)
+    def refused(request: Request, error: Refused) -> Response:
+        return pages.message(request, pages.words(request)[error.reason], 409)
+
+    @app.exception_handler(PlauditError)
+    def failed(request: Request, error: PlauditError) -> Response:
+        say(str(error))
+        return PlainTextResponse(pages.words(request)["store_fails"], status_code=503)
+
+    @app.exception_handler(HTTPException)
+    def absent(request: Request, error: HTTPException) -> Response:
+        return pages.message(request, pages.words(request)["unknown_page"], error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    def malformed(request: Request, error: RequestValidationError) -> Response:
+        return pages.message(request, pages.words(request)["not_understood"], 400)
+
+
+def _short(text: str, most: int = 300) -> str:
+    return visible(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _said_in_words(label: dict[str, Any], t: dict[str, str]) -> str:
+    said: Said = label["said"]
+    if said.verdict != "ranked":
+        return t[f"said_{said.verdict}"]
+    if len(set(said.places)) == 1:
+        return t["said_equal"]
+    best = " / ".join(_short(a, 120) for a, p in zip(label["answers"], said.places, strict=True) if p == 0)
+    return t["said_ranked"].format(best=best)
+
+
+def _share(share: Share, t: dict[str, str]) -> str:
+    if share.value is None:
+        return t["not_yet"]
+    return t["of"].format(
+        share=f"{share.value:.0%}", low=f"{share.low:.0%}", high=f"{share.high:.0%}", count=share.count
+    )
+
+
+def _figure(value: float | None, t: dict[str, str]) -> str:
+    return t["not_yet"] if value is None else f"{value:.2f}"
+
+
+def _person(name: str, labels: Sequence[Label], t: dict[str, str]) -> dict[str, Any]:
+    mine = [label for label in labels if label.annotator == name]
+    said = [label for label in mine if label.kind == "label"]
+    found = agreement(mine)
+    recent = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="seconds")
+    answered = [label for label in said if not label.skipped]
+    return {
+        "name": name,
+        "labels": len(answered),
+        "skipped": len(said) - len(answered),
+        "seconds": f"{statistics.median([label.seconds for label in answered]):.1f}" if answered else "–",
+        "last_hour": sum(label.created >= recent for label in mine),
+        "checks": _share(found.attentive, t),
+        "again": _share(found.again, t),
+    }
