@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from plaudit.data import files, reviews
-from plaudit.data.rows import demonstrations, human_comparisons, prompts
+from plaudit.data import comparisons, files, reviews
+from plaudit.data.rows import demonstrations, prompts
 from plaudit.errors import DataError, ModelError
 from plaudit.tokenizer import Tokenizer
 
@@ -362,6 +362,10 @@ def test_a_text_begins_with_one_bos_on_every_path(tmp_path: Path):
 # --- human judgements -------------------------------------------------------------------------------------------------
 
 
+def human_comparisons(source: str) -> list[tuple[Comparison, tuple[int, ...]]]:
+    return [(judged.comparison, judged.ranks) for judged in comparisons.read(source)]
+
+
 def test_human_comparisons_prefer_the_chosen_text(tmp_path: Path):
     rows = [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "", "chosen": "c", "rejected": "cd"}]
     made = human_comparisons(write(tmp_path, "a.jsonl", rows))
@@ -378,7 +382,7 @@ def test_human_comparisons_prefer_the_chosen_text(tmp_path: Path):
         ({"chosen": "a"}, "'rejected'"),
         ({"chosen": "a", "rejected": None}, "null"),
         ({"winner": "a", "loser": "b"}, "'winner', 'loser'"),
-        ({"chosen": TURNS, "rejected": TURNS[:1]}, "list"),
+        ({"chosen": TURNS, "rejected": TURNS[:1]}, "assistant"),
     ],
 )
 def test_a_judgement_that_says_nothing_or_lacks_a_side_is_named(tmp_path: Path, row: dict[str, Any], found: str):

@@ -131,6 +131,7 @@ class Database:
         self.reading = self.engine.execution_options(plaudit_reading=True)
         with self.named():
             self._recognise(create, upgrade)
+            self._write_ahead()
 
     def _engine(self, create: bool) -> Engine:
         if is_url(self.place):
@@ -214,6 +215,15 @@ class Database:
             shutil.copy2(self.place, f"{self.place}.{revision}.bak")
         self._migrate(revision)
 
+    def _write_ahead(self) -> None:
+        """The write-ahead log, so that people read while others write. It is a property of the file, so a database that
+        is not ours must not get it."""
+        if self.engine.dialect.name == "sqlite":
+            with self.engine.connect() as connection:
+                raw = connection.connection.driver_connection
+                assert raw is not None
+                raw.execute("PRAGMA journal_mode=WAL")
+
     def _migrate(self, since: str | None) -> None:
         with self.write() as connection:
             settings = _alembic()
@@ -242,7 +252,7 @@ def _durable(connection: Any, _record: Any) -> None:
     # transactions are begun by us (see _begin), not by the driver
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -65,7 +65,7 @@ def _guidelines(file: str) -> Markup | None:
 
 def _ask_uncertain_first(desk: Desk, config: PageConfig) -> None:
     # torch comes with it, which a page does without otherwise
-    from plaudit.recipes.use import scores_of
+    from plaudit.recipes.use import TextScorer
 
     asked = list(desk.open_questions())
     texts = [(prompt, answer) for _, prompt, answers in asked for answer in answers]
@@ -75,7 +75,7 @@ def _ask_uncertain_first(desk: Desk, config: PageConfig) -> None:
     said = []
     for folder in config.reward:
         say(f"{folder}: scores {len(texts)} answers")
-        said.append(scores_of(folder, texts, places, config.device))
+        said.append(TextScorer(folder, config.device)(texts, places))
     scores, at = {}, 0
     for question, _, answers in asked:
         scores[question] = [member[at : at + len(answers)] for member in said]

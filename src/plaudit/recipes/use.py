@@ -20,6 +20,7 @@ from plaudit.types import Sequences
 
 def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
     """The rows of ``file`` (a column text, or prompt and response) with a reward model's score added to each."""
+    scorer = TextScorer(model, config.device)
     rows, texts, places = [], [], []
     for where, row in files.rows(file):
         if "response" in row:
@@ -30,26 +31,34 @@ def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
         rows.append(row)
         places.append(where)
         texts.append((prompt, answer))
-    scores = scores_of(model, texts, places, config.device)
+    scores = scorer(texts, places)
     return [row | {"score": value} for row, value in zip(rows, scores, strict=True)]
 
 
-def scores_of(model: str, texts: Sequence[tuple[str, str]], places: Sequence[str], device: str) -> list[float]:
-    """A reward model's score of each (prompt, answer); ``places`` name them in messages.
+class TextScorer:
+    """A reward model's scores of (prompt, answer) texts."""
 
-    Raises:
-        DataError: a text is longer than the model's context.
-    """
-    loaded, head, tokenizer = load_reward_model(model)
-    ids = [tokenizer.scored_ids(tokenizer.text_ids(prompt) if prompt else [], answer) for prompt, answer in texts]
-    context = context_length(loaded)
-    for where, tokens in zip(places, ids, strict=True):
-        if context and len(tokens) > context:
-            raise DataError(f"{where}: {len(tokens)} tokens exceed the model's context of {context}; shorten the text")
-    chosen = devices.pick(device)
-    network = Network(WholeStack(loaded.base_model), scalar=head).to(chosen)
-    packed = Sequences.pack(ids, [[True] * len(i) for i in ids])
-    return Scorer(network, chosen).evaluate(packed, text_scores).tolist()
+    def __init__(self, model: str, device: str):
+        self._device = devices.pick(device)
+        loaded, head, self._tokenizer = load_reward_model(model)
+        self._context = context_length(loaded)
+        self._network = Network(WholeStack(loaded.base_model), scalar=head).to(self._device)
+
+    def __call__(self, texts: Sequence[tuple[str, str]], places: Sequence[str]) -> list[float]:
+        """One score a text; ``places`` name them in messages.
+
+        Raises:
+            DataError: a text is longer than the model's context.
+        """
+        encode = self._tokenizer
+        ids = [encode.scored_ids(encode.text_ids(prompt) if prompt else [], answer) for prompt, answer in texts]
+        for where, tokens in zip(places, ids, strict=True):
+            if self._context and len(tokens) > self._context:
+                raise DataError(
+                    f"{where}: {len(tokens)} tokens exceed the model's context of {self._context}; shorten the text"
+                )
+        packed = Sequences.pack(ids, [[True] * len(i) for i in ids])
+        return Scorer(self._network, self._device).evaluate(packed, text_scores).tolist()
 
 
 class Chat:
