@@ -54,7 +54,7 @@ def test_a_documented_command_is_well_formed(line, monkeypatch, capsys):
         assert cli.main([*words, *(["--dry-run"] if "--dry-run" not in words else [])]) == 0
         assert json.loads(capsys.readouterr().out)
     else:
-        arguments = cli._parser().parse_args(words)
+        arguments = cli._parse(words)
         if words[0] in WITHOUT_DRY_RUN:
             schemas.read(WITHOUT_DRY_RUN[words[0]], None, arguments.config)
 

@@ -31,7 +31,7 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, 1 for a check that failed, 2 for a user's mistake, 130 after Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     if arguments.command is None:
         _parser().print_help()
         return 2
@@ -56,6 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"plaudit: {_environment_message(error)}", file=sys.stderr)
         return 2
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line's words. Overrides may stand before and after options, which argparse alone does not take."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest:
+        if not hasattr(arguments, "config") or any(word.startswith("-") for word in rest):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        arguments.config = [*arguments.config, *rest]
+    return arguments
 
 
 def _is_environment(error: Exception) -> bool:
