@@ -16,6 +16,14 @@ from plaudit.preferences.tables import Database, metadata
 from plaudit.recipes.stores import store_upgrade
 
 
+def run(path: Path, statement: str) -> None:
+    """Does something to a database behind the store's back."""
+    db = sqlite3.connect(path)
+    db.execute(statement)
+    db.commit()
+    db.close()
+
+
 def old(path: Path) -> Path:
     """A store as it was before questions were kept apart."""
     db = sqlite3.connect(path)
@@ -71,18 +79,12 @@ def test_an_older_store_is_named_left_alone_and_upgraded_when_asked(tmp_path):
 def test_a_newer_store_and_a_foreign_database_are_named_and_left_alone(tmp_path):
     path = tmp_path / "s.sqlite"
     PreferenceStore(path, create=True).close()
-    db = sqlite3.connect(path)
-    db.execute("UPDATE alembic_version SET version_num = '9999'")
-    db.commit()
-    db.close()
+    run(path, "UPDATE alembic_version SET version_num = '9999'")
     for create in (False, True):
         with pytest.raises(DataError, match="newer Plaudit"):
             PreferenceStore(path, create=create)
     foreign = tmp_path / "f.sqlite"
-    db = sqlite3.connect(foreign)
-    db.execute("CREATE TABLE cats (name TEXT)")
-    db.commit()
-    db.close()
+    run(foreign, "CREATE TABLE cats (name TEXT)")
     for create in (False, True):
         with pytest.raises(DataError, match="no preference store"):
             PreferenceStore(foreign, create=create)

@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
     "sft": (configs.SFTConfig, "fine-tune a language model on demonstrations"),
     "collect": (configs.CollectConfig, "sample k answers a prompt into a preference store"),
-    "label": (configs.LabelConfig, "label the store's comparisons: a page for people, --oracle or --judge"),
+    "label": (configs.LabelConfig, "label the store's comparisons: a page for people, or --oracle"),
     "reward": (configs.RewardConfig, "train a reward model from the store"),
     "ppo": (configs.PPOConfig, "improve a model by PPO against a reward"),
     "dpo": (configs.DPOConfig, "train a model on preferences directly, without a reward model"),

@@ -274,6 +274,11 @@ class Experience(Sequences):
         return Weights(main, of_values, ops.mean_weights(self.mask))
 
 
+def ranked(values: Sequence[float]) -> tuple[int, ...]:
+    """The place of each value, the lowest first: how many are below it. Equal values share a place."""
+    return tuple(sum(other < mine for other in values) for mine in values)
+
+
 @dataclass(frozen=True)
 class Answer:
     """One candidate answer: its text, and whether its author ended it (else a length limit cut it)."""

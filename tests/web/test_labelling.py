@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from plaudit.config import PageConfig
@@ -40,9 +41,13 @@ def store(tmp_path: Path) -> str:
     return filled(tmp_path / "s.sqlite")
 
 
+def browser(app: FastAPI) -> TestClient:
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
 def page(store: str, name: str | None = "ann", **keys) -> TestClient:
     """A browser before the page, with a name where one is given."""
-    client = TestClient(label_page(PageConfig(store=store, **keys)).app)
+    client = browser(label_page(PageConfig(store=store, **keys)).app)
     if name:
         client.post("/enter", data={"name": name})
     return client
@@ -334,20 +339,20 @@ def test_links_let_in_whom_they_name_and_nobody_else(store):
     made = label_page(PageConfig(store=store, people=["ann", "ben"]))
     ways = dict(made.ways)
     assert set(ways) == {"ann", "ben", "admin"}
-    stranger = TestClient(made.app)
+    stranger = browser(made.app)
     for path in ("/", "/mine", "/admin", "/export.jsonl", "/enter/abc", "/text/1"):
         response = stranger.get(path)
         assert (response.status_code, response.text) == (401, "401")
     assert stranger.post("/enter", data={"name": "ann"}).status_code == 401
     assert stranger.post("/answer", data={"key": "x", "choice": "1"}).status_code == 401
-    ann = TestClient(made.app)
+    ann = browser(made.app)
     assert "Which answer" in ann.get(ways["ann"]).text
     assert ann.get("/admin").status_code == 401
-    admin = TestClient(made.app)
+    admin = browser(made.app)
     admin.get(ways["admin"])
     assert admin.get("/admin").status_code == 200
     # links outlive a restart
-    again = TestClient(label_page(PageConfig(store=store, people=["ann", "ben"])).app)
+    again = browser(label_page(PageConfig(store=store, people=["ann", "ben"])).app)
     assert again.get(ways["ann"]).status_code == 200
 
 
@@ -355,12 +360,12 @@ def test_a_link_expires(store, monkeypatch):
     import itsdangerous.timed
 
     made = label_page(PageConfig(store=store, people=["ann"], link_days=2))
-    client = TestClient(made.app)
+    client = browser(made.app)
     assert client.get(made.ways[0][1]).status_code == 200
     real = itsdangerous.timed.time.time
     monkeypatch.setattr(itsdangerous.timed.time, "time", lambda: real() + 3 * 86400)
     assert client.get("/").status_code == 401
-    assert TestClient(made.app).get(made.ways[0][1]).status_code == 401
+    assert browser(made.app).get(made.ways[0][1]).status_code == 401
 
 
 @pytest.mark.parametrize(

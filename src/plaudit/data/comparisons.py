@@ -14,7 +14,7 @@ from typing import Any
 from plaudit.data import files, reviews
 from plaudit.data.files import text_column
 from plaudit.errors import DataError
-from plaudit.types import Answer, Comparison
+from plaudit.types import Answer, Comparison, ranked
 
 #: where the answer to a dialogue in one text begins, as Anthropic's hh-rlhf has it
 ANSWERS = "\n\nAssistant:"
@@ -125,12 +125,7 @@ def _conversation(where: str, row: dict[str, Any]) -> tuple[str, str, str, dict[
 
 
 def _messages(where: str, name: str, value: Any) -> list[dict[str, str]]:
-    good = isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )
-    if not good or not value:
-        raise DataError(f"{where}: column {name!r} should be messages (role and content), found {str(value)[:60]!r}")
-    return [{"role": m["role"], "content": m["content"]} for m in value]
+    return [{"role": m["role"], "content": m["content"]} for m in files.messages(where, name, value)]
 
 
 # --- questions, and our own export ---
@@ -162,7 +157,7 @@ def _asked(where: str, row: dict[str, Any], source: str, annotator: str) -> Judg
     said = str(row.get("said") or "ranked")
     if said not in ("ranked", "both_bad", "skip") or (said != "skip" and row.get("said") and not ranks):
         raise DataError(f"{where}: said should be ranked or both_bad, with ranks, or skip; found {said!r}")
-    if ranks and any(rank != sum(other < rank for other in ranks) for rank in ranks):
+    if ranks != ranked(ranks):
         raise DataError(
             f"{where}: ranks {list(ranks)} are none: each is the number of answers that are better, as in [0, 1, 1]"
         )
@@ -271,15 +266,15 @@ def _argilla(where: str, fields: dict[str, Any], responses: dict[str, Any], sour
     found = False
     for said in responses.values():
         for response in _list(said):
-            ranked = _ranking(response.get("value"), fields)
-            if ranked is None:
+            named = _ranking(response.get("value"), fields)
+            if named is None:
                 continue
             found = True
-            names = sorted(ranked, key=list(fields).index) if len(ranked) > 1 else _siblings(next(iter(ranked)), fields)
+            names = sorted(named, key=list(fields).index) if len(named) > 1 else _siblings(next(iter(named)), fields)
             if len(names) < 2:
-                raise DataError(f"{where}: one answer alone ({', '.join(ranked)}) is no comparison")
-            worst = max(ranked.values()) + 1
-            places = [ranked.get(name, worst) for name in names]
+                raise DataError(f"{where}: one answer alone ({', '.join(named)}) is no comparison")
+            worst = max(named.values()) + 1
+            places = [named.get(name, worst) for name in names]
             if response.get("status") not in (None, "submitted"):
                 continue
             yield Judged(
@@ -289,7 +284,7 @@ def _argilla(where: str, fields: dict[str, Any], responses: dict[str, Any], sour
                     tuple(Answer(text) for text in _texts(where, fields, names)),
                     {"source": source},
                 ),
-                tuple(sum(other < mine for other in places) for mine in places),
+                ranked(places),
                 f"argilla {response.get('user_id')}",
                 order=tuple(range(len(names))),
             )
@@ -306,13 +301,13 @@ def _ranking(value: Any, fields: dict[str, Any]) -> dict[str, int] | None:
     if isinstance(value, dict) and isinstance(value.get("value"), list):
         # a list of records becomes a record of lists in a table
         value = [dict(zip(value, parts, strict=False)) for parts in zip(*value.values(), strict=False)]
-    ranked: dict[str, int] = {}
+    named: dict[str, int] = {}
     for place, entry in enumerate(_list(value), 1):
         name, rank = (entry.get("value"), entry.get("rank", place)) if isinstance(entry, dict) else (entry, place)
         if name not in fields or not isinstance(rank, int):
             return None
-        ranked[name] = rank
-    return ranked or None
+        named[name] = rank
+    return named or None
 
 
 def _siblings(chosen: str, fields: dict[str, Any]) -> list[str]:

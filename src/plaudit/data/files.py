@@ -160,3 +160,23 @@ def number_column(where: str, row: dict[str, Any], name: str, low: float, high: 
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise DataError(f"{where}: column {name!r} should be a number from {low:g} to {high:g}, found {value!r}")
     return float(value)
+
+
+def messages(where: str, name: str, value: Any) -> list[dict[str, str]]:
+    """A conversation: a list of objects with ``role`` and ``content``.
+
+    Raises:
+        DataError: it is something else, or empty.
+    """
+    good = (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+        )
+    )
+    if not good:
+        raise DataError(
+            f"{where}: column {name!r} should be a list of objects with role and content, found {str(value)[:80]!r}"
+        )
+    return value

@@ -67,23 +67,8 @@ def _demonstration_rows(source: str):
     return files.rows(source)
 
 
-def _messages(where: str, value: Any) -> list[dict[str, str]]:
-    good = (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-        )
-    )
-    if not good:
-        raise DataError(
-            f"{where}: column 'messages' should be a list of objects with role and content, found {str(value)[:80]!r}"
-        )
-    return value
-
-
 def _conversation(where: str, value: Any, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    messages = _messages(where, value)
+    messages = files.messages(where, "messages", value)
     if messages[-1]["role"] != "assistant":
         raise DataError(f"{where}: the last message should be the assistant's, found {messages[-1]['role']!r}")
     prompt = tokenizer.chat_prompt(messages[:-1])
@@ -107,7 +92,7 @@ def prompts(
         column = "messages" if "messages" in row else "prompt"
         columns = {k: v for k, v in row.items() if k != column}
         if column == "messages" or isinstance(row.get(column), list):
-            prompt = tokenizer.chat_prompt(_messages(where, row[column]), columns)
+            prompt = tokenizer.chat_prompt(files.messages(where, column, row[column]), columns)
         else:
             prompt = tokenizer.prompt(files.text_column(where, row, column), columns)
         if max_tokens and len(prompt.ids) > max_tokens:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from plaudit.data import reviews
 from plaudit.errors import DataError
-from plaudit.types import Comparison
+from plaudit.types import Comparison, ranked
 
 #: texts -> one number a text
 Judge = Callable[[Sequence[str]], list[float]]
@@ -67,5 +67,5 @@ class Oracle:
         labels = []
         for comparison in comparisons:
             said = judge([f"{comparison.prompt}{answer.text}" for answer in comparison.answers])
-            labels.append(tuple(sum(other > mine for other in said) for mine in said))
+            labels.append(ranked([-favourable for favourable in said]))
         return labels

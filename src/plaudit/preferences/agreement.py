@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -77,33 +76,44 @@ def pairs(label: Label) -> Iterator[tuple[tuple[int, int, int], int]]:
 
 
 def agreement(labels: Sequence[Label]) -> Agreement:
-    plain = [label for label in labels if label.kind == "label"]
-    said: dict[tuple[int, int, int], dict[str, int]] = {}
-    for label in plain:
-        for pair, choice in pairs(label):
-            said.setdefault(pair, {})[label.annotator] = choice
-    people = sorted({label.annotator for label in plain if not label.skipped})
-    several = [votes for votes in said.values() if len(votes) > 1]
-    same = total = 0
-    for votes in several:
-        for a, b in combinations(votes.values(), 2):
-            same, total = same + (a == b), total + 1
+    votes = _votes(labels)
+    people = sorted({person for said in votes for person in said})
+    several = [said for said in votes if len(said) > 1]
     return Agreement(
-        kappa={(a, b): _cohen(said.values(), a, b) for a, b in combinations(people, 2) if _common(said.values(), a, b)},
+        kappa={(a, b): _cohen(votes, a, b) for a, b in combinations(people, 2) if _common(votes, a, b)},
         fleiss=_fleiss(several),
         alpha=_alpha(several, people),
-        agree=Share.of(same, total),
-        first=_first(plain),
-        again=_again(labels),
-        attentive=_attentive(labels),
+        agree=agree(labels),
+        first=_first(labels),
+        again=asked_again(labels),
+        attentive=attentive(labels),
     )
 
 
-def _common(votes: Any, a: str, b: str) -> list[tuple[int, int]]:
+def agree(labels: Sequence[Label]) -> Share:
+    """How often two people say the same of a pair."""
+    same = total = 0
+    for said in _votes(labels):
+        for a, b in combinations(said.values(), 2):
+            same, total = same + (a == b), total + 1
+    return Share.of(same, total)
+
+
+def _votes(labels: Sequence[Label]) -> list[dict[str, int]]:
+    """For each pair that anybody judged: person -> what they said."""
+    said: dict[tuple[int, int, int], dict[str, int]] = {}
+    for label in labels:
+        if label.kind == "label":
+            for pair, choice in pairs(label):
+                said.setdefault(pair, {})[label.annotator] = choice
+    return list(said.values())
+
+
+def _common(votes: Sequence[dict[str, int]], a: str, b: str) -> list[tuple[int, int]]:
     return [(v[a], v[b]) for v in votes if a in v and b in v]
 
 
-def _cohen(votes: Any, a: str, b: str) -> float | None:
+def _cohen(votes: Sequence[dict[str, int]], a: str, b: str) -> float | None:
     from statsmodels.stats.inter_rater import cohens_kappa
 
     common = _common(votes, a, b)
@@ -135,13 +145,14 @@ def _alpha(several: Sequence[dict[str, int]], people: Sequence[str]) -> float | 
 def _first(labels: Sequence[Label]) -> Share:
     wins = count = 0
     for label in labels:
-        if len(label.ranks) == 2 and label.ranks[0] != label.ranks[1]:
+        if label.kind == "label" and len(label.ranks) == 2 and label.ranks[0] != label.ranks[1]:
             count += 1
             wins += label.ranks[label.shown[0]] == 0
     return Share.of(wins, count)
 
 
-def _again(labels: Sequence[Label]) -> Share:
+def asked_again(labels: Sequence[Label]) -> Share:
+    """How often people say the same of a question when asked again."""
     once = {(label.question, label.annotator): label.ranks for label in labels if label.kind == "label"}
     twice = [
         (label.ranks, once[key])
@@ -151,7 +162,8 @@ def _again(labels: Sequence[Label]) -> Share:
     return Share.of(sum(a == b for a, b in twice), len(twice))
 
 
-def _attentive(labels: Sequence[Label]) -> Share:
+def attentive(labels: Sequence[Label]) -> Share:
+    """How many attention checks were answered as known."""
     checked = [label for label in labels if label.kind == "check" and label.known is not None]
     return Share.of(sum(label.ranks == label.known for label in checked), len(checked))
 

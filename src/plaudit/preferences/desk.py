@@ -16,12 +16,23 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
 
 from plaudit.errors import PlauditError
-from plaudit.preferences.agreement import Label
 from plaudit.preferences.order import disagreement, priority, shown_order
-from plaudit.preferences.store import PreferenceStore, indices, now, standing
+from plaudit.preferences.store import (
+    COUNTED,
+    PreferenceStore,
+    chunks,
+    count,
+    decided,
+    indices,
+    label_row,
+    now,
+    order_shown,
+    put,
+    standing,
+)
 from plaudit.preferences.tables import claims, comparisons, preferences, questions
 from plaudit.preferences.tables import secrets as secrets_table
-from plaudit.types import Answer
+from plaudit.types import Answer, ranked
 
 Mode = Literal["compare", "best", "rank", "rate"]
 #: seconds for which a question that lies before somebody counts as theirs
@@ -54,14 +65,11 @@ class Asking:
 
 @dataclass(frozen=True)
 class Question:
-    """What lies before a person. ``answers`` are in the order shown, ``shown`` their indices in the comparison."""
+    """What lies before a person. ``answers`` are in the order shown."""
 
     key: str
     prompt: str
     answers: tuple[Answer, ...]
-    shown: tuple[int, ...]
-    kind: str
-    id: int
     #: what was said of it before, where a label is being revised
     before: Said | None = None
 
@@ -80,15 +88,9 @@ class Said:
     seconds: float = 0.0
 
     @classmethod
-    def alike(cls, count: int, **more: Any) -> Said:
-        """All equally good."""
-        return cls("ranked", (0,) * count, **more)
-
-    @classmethod
     def rated(cls, ratings: Sequence[int], **more: Any) -> Said:
         """Places by ratings: as many answers are before one as are rated higher."""
-        places = tuple(sum(other > mine for other in ratings) for mine in ratings)
-        return cls("ranked", places, tuple(ratings), **more)
+        return cls("ranked", ranked([-rating for rating in ratings]), tuple(ratings), **more)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class Desk:
                 .where(preferences.c.id == claim.replaces)
             ).first()
             before = _said(said) if said is not None else None
-        return Question(claim.key, row.prompt, answers, tuple(claim.shown), claim.kind, claim.question_id, before)
+        return Question(claim.key, row.prompt, answers, before)
 
     # --- answering ---
 
@@ -252,24 +254,20 @@ class Desk:
             elapsed = max(0.0, self._clock() - claim.served)
             place = dict(zip(claim.shown, said.places, strict=False))
             rating = dict(zip(claim.shown, said.ratings, strict=False))
-            db.execute(
-                insert(preferences).values(
-                    question_id=claim.question_id,
-                    annotator=annotator,
-                    kind=claim.kind,
-                    said=said.verdict,
-                    ranks=[place[i] for i in order] if said.places else None,
-                    ratings=[rating[i] for i in order] if said.ratings else None,
-                    reason=said.reason.strip(),
-                    shown=list(claim.shown),
-                    # what the page measured leaves out the time it was not looked at, but cannot exceed the clock's
-                    seconds=round(min(said.seconds, elapsed) if said.seconds > 0 else elapsed, 2),
-                    created=now(),
-                    key=key,
-                )
+            row = label_row(
+                claim.question_id,
+                annotator,
+                [place[i] for i in order] if said.places else (),
+                claim.shown,
+                kind=claim.kind,
+                said=said.verdict,
+                ratings=[rating[i] for i in order] if said.ratings else (),
+                reason=said.reason.strip(),
+                # what the page measured leaves out the time it was not looked at, but cannot exceed the clock's
+                seconds=round(min(said.seconds, elapsed) if said.seconds > 0 else elapsed, 2),
+                key=key,
             )
-            if claim.kind == "label":
-                self._count(db, claim.question_id, said.verdict != "skip")
+            put(db, [row])
             if claim.replaces is not None:
                 self._withdraw(db, annotator, claim.replaces)
             db.execute(delete(claims).where(claims.c.annotator == annotator))
@@ -313,47 +311,29 @@ class Desk:
         """
         with self._db.write() as db:
             asked = db.execute(select(questions.c.answers).where(questions.c.id == question)).scalar()
-            if asked is None or len(indices(asked)) != len(ranks) or not _whole_places(ranks):
+            if asked is None or len(indices(asked)) != len(ranks) or tuple(ranks) != ranked(ranks):
                 raise Refused("no_question")
             earlier = and_(preferences.c.question_id == question, preferences.c.kind == "verdict")
             db.execute(update(preferences).where(earlier).values(withdrawn=now()))
-            db.execute(
-                insert(preferences).values(
-                    question_id=question,
-                    annotator=adjudicator,
-                    kind="verdict",
-                    said="ranked",
-                    ranks=list(ranks),
-                    reason="",
-                    shown=list(indices(asked)),
-                    seconds=0.0,
-                    created=now(),
-                    key=secrets.token_hex(16),
-                )
-            )
+            key = secrets.token_hex(16)
+            put(db, [label_row(question, adjudicator, ranks, indices(asked), kind="verdict", key=key)])
 
     def _withdraw(self, db: Connection, annotator: str, label: int) -> Row[Any]:
         row = db.execute(select(preferences).where(_mine(annotator), preferences.c.id == label)).first()
         if row is None:
             raise Refused("no_label")
         db.execute(update(preferences).where(preferences.c.id == label).values(withdrawn=now()))
-        if row.kind == "label":
-            self._count(db, row.question_id, -(row.said != "skip"))
+        if row.kind == "label" and row.said != "skip":
+            count(db, row.question_id, -1)
         return row
-
-    def _count(self, db: Connection, question: int, by: int) -> None:
-        db.execute(update(questions).where(questions.c.id == question).values(labels=questions.c.labels + int(by)))
 
     # --- looking ---
 
     def progress(self, annotator: str) -> Progress:
-        counted = and_(preferences.c.kind == "label", preferences.c.said != "skip", preferences.c.withdrawn.is_(None))
         of_mode = and_(self._of_mode(), questions.c.known.is_(None))
         with self._db.read() as db:
             mine = db.execute(
-                select(func.count(), func.avg(preferences.c.seconds)).where(
-                    counted, preferences.c.annotator == annotator
-                )
+                select(func.count(), func.avg(preferences.c.seconds)).where(_mine(annotator), COUNTED)
             ).one()
             answered = (
                 select(func.count()).select_from(questions).where(of_mode, questions.c.labels >= self.asking.overlap)
@@ -374,15 +354,11 @@ class Desk:
 
     def disagreements(self, most: int = 100) -> list[list[dict[str, Any]]]:
         """Questions whose labels differ and that nobody has decided, newest first: each a list of its labels."""
-        decided = select(preferences.c.question_id).where(
-            preferences.c.kind == "verdict", preferences.c.withdrawn.is_(None)
-        )
         several = select(questions.c.id).where(questions.c.labels > 1, questions.c.known.is_(None))
         query = standing().where(
-            preferences.c.kind == "label",
-            preferences.c.said != "skip",
+            COUNTED,
             preferences.c.question_id.in_(several),
-            preferences.c.question_id.not_in(decided),
+            preferences.c.question_id.not_in(decided()),
         )
         said: dict[int, list[Row[Any]]] = {}
         with self._db.read() as db:
@@ -399,11 +375,6 @@ class Desk:
                 kept = secrets.token_urlsafe(32)
                 db.execute(insert(secrets_table).values(name="links", value=kept))
             return kept
-
-    def labels(self) -> list[Label]:
-        """Everything that stands, for figures of agreement; ``ranks`` is empty where a question was skipped."""
-        with self._db.read() as db:
-            return [_label(row) for row in db.execute(standing())]
 
     def laid(self, annotator: str, key: str) -> int:
         """How many answers the question has that lies (or lay) before a person under this key.
@@ -443,8 +414,8 @@ class Desk:
                 .where(whole.c.whole, whole.c.known.is_(None), comparisons.c.id.not_in(begun))
             )
             rows = [made for c in db.execute(query) for made in _pairs(c.id, c.fingerprint, c.answers)]
-            for start in range(0, len(rows), 500):
-                db.execute(insert(questions), rows[start : start + 500])
+            for part in chunks(rows):
+                db.execute(insert(questions), part)
 
     def open_questions(self) -> Iterator[tuple[int, str, tuple[str, ...]]]:
         """(question, prompt, texts) of all that wait for labels, for who wants to say what should be asked first."""
@@ -480,15 +451,10 @@ def _mine(annotator: str) -> ColumnElement[bool]:
 def _check(said: Said, count: int) -> None:
     if len(said.reason) > LONGEST_REASON:
         raise Refused("long_reason")
-    if said.verdict != "skip" and (len(said.places) != count or not _whole_places(said.places)):
+    if said.verdict != "skip" and (len(said.places) != count or said.places != ranked(said.places)):
         raise Refused("not_answered")
     if said.ratings and (len(said.ratings) != count or not all(1 <= r <= BEST_RATING for r in said.ratings)):
         raise Refused("not_answered")
-
-
-def _whole_places(places: Sequence[int]) -> bool:
-    """Each place is the number of answers before it, as ranks are."""
-    return all(place == sum(other < place for other in places) for place in places)
 
 
 def _pairs(comparison: int, fingerprint: str, answers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -507,28 +473,13 @@ def _pairs(comparison: int, fingerprint: str, answers: list[dict[str, Any]]) -> 
 
 def _said(row: Row[Any]) -> Said:
     """What was said, by the order shown."""
-    place = dict(zip(indices(row.asked), row.ranks or [], strict=False))
-    rating = dict(zip(indices(row.asked), row.ratings or [], strict=False))
+    order = order_shown(row)
     return Said(
         row.said,
-        tuple(place[i] for i in row.shown) if place else (),
-        tuple(rating[i] for i in row.shown) if rating else (),
+        tuple(row.ranks[i] for i in order) if row.ranks else (),
+        tuple(row.ratings[i] for i in order) if row.ratings else (),
         row.reason,
         row.seconds,
-    )
-
-
-def _label(row: Row[Any]) -> Label:
-    place = {answer: i for i, answer in enumerate(indices(row.asked))}
-    return Label(
-        row.question_id,
-        row.annotator,
-        tuple(row.ranks or ()),
-        tuple(place[i] for i in row.shown),
-        row.kind,
-        tuple(row.known) if row.known else None,
-        row.seconds,
-        row.created,
     )
 
 
@@ -543,7 +494,5 @@ def _shown(row: Row[Any]) -> dict[str, Any]:
         "said": _said(row),
         "answers": [row.answers[i]["text"] for i in row.shown],
         "stored_order": [row.answers[i]["text"] for i in indices(row.asked)],
-        "ranks": row.ranks,
         "created": row.created,
-        "seconds": row.seconds,
     }

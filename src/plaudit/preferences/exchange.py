@@ -9,11 +9,20 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 
 from plaudit.data.comparisons import Judged
 from plaudit.errors import DataError
-from plaudit.preferences.store import PreferenceStore, indices, now, standing
+from plaudit.preferences.store import (
+    PreferenceStore,
+    chunks,
+    indices,
+    label_row,
+    order_shown,
+    put,
+    standing,
+    whole_questions,
+)
 from plaudit.preferences.tables import preferences, questions
 from plaudit.types import Comparison
 
@@ -37,10 +46,8 @@ def imported(store: PreferenceStore, judged: Iterable[Judged], *, checks: bool =
         ids = {c.id for c in stored}
         question: dict[int, int] = {}
         said: set[tuple[int, str, str]] = set()
-        for part in _parts(sorted(ids)):
-            found = select(questions.c.comparison_id, questions.c.id)
-            for row in db.execute(found.where(questions.c.whole, questions.c.comparison_id.in_(part))):
-                question[row.comparison_id] = row.id
+        for part in chunks(sorted(ids)):
+            question |= whole_questions(db, part)
             known = select(preferences.c.question_id, preferences.c.annotator, preferences.c.kind).join(questions)
             there = questions.c.comparison_id.in_(part) & preferences.c.withdrawn.is_(None)
             said |= {tuple(row) for row in db.execute(known.where(there))}
@@ -50,34 +57,23 @@ def imported(store: PreferenceStore, judged: Iterable[Judged], *, checks: bool =
                 db.execute(update(questions).where(questions.c.id == question[c.id]).values(known=list(r.ranks)))
             elif r.labelled and (key := (question[c.id], r.annotator, r.kind)) not in said:
                 said.add(key)
-                new.append(_label(key[0], r))
-        if new:
-            db.execute(insert(preferences), new)
-        for label in new:
-            if label["kind"] == "label" and label["said"] != "skip":
-                counted = questions.c.id == label["question_id"]
-                db.execute(update(questions).where(counted).values(labels=questions.c.labels + 1))
+                shown = r.order or range(len(c.answers))
+                new.append(
+                    label_row(
+                        key[0],
+                        r.annotator[:200],
+                        r.ranks,
+                        shown,
+                        kind=r.kind,
+                        said=r.said,
+                        ratings=r.ratings,
+                        reason=r.reason,
+                        seconds=r.seconds,
+                        created=r.created,
+                    )
+                )
+        put(db, new)
     return {"comparisons": len(ids), "labels": len(new), "checks": len(rows) if checks else 0}
-
-
-def _label(question: int, r: Judged) -> dict[str, Any]:
-    return {
-        "question_id": question,
-        "annotator": r.annotator[:200],
-        "kind": r.kind,
-        "said": r.said,
-        "ranks": list(r.ranks) or None,
-        "ratings": list(r.ratings) or None,
-        "reason": r.reason,
-        "shown": list(r.order or range(len(r.comparison.answers))),
-        "seconds": r.seconds,
-        "created": r.created or now(),
-    }
-
-
-def _parts(ids: list[int], size: int = 500) -> Iterator[list[int]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 def exported(store: PreferenceStore, form: Form) -> Iterator[dict[str, Any]]:
@@ -85,28 +81,26 @@ def exported(store: PreferenceStore, form: Form) -> Iterator[dict[str, Any]]:
     if form == "labels":
         with store.database.read() as db:
             for row in db.execute(standing()):
-                asked = indices(row.asked)
-                place = {answer: i for i, answer in enumerate(asked)}
                 yield {
                     "prompt": row.prompt,
-                    "answers": [row.answers[i] for i in asked],
+                    "answers": [row.answers[i] for i in indices(row.asked)],
                     "ranks": row.ranks,
                     "said": row.said,
                     "ratings": row.ratings,
                     "reason": row.reason,
                     "annotator": row.annotator,
                     "kind": row.kind,
-                    "shown": [place[i] for i in row.shown],
+                    "shown": list(order_shown(row)),
                     "seconds": row.seconds,
                     "created": row.created,
                     "provenance": row.provenance,
                 }
         return
     for p in store.preferences():
-        places = range(len(p.ranks))
-        for i, j in ((i, j) for a, b in combinations(places, 2) for i, j in ((a, b), (b, a))):
-            if p.ranks[i] < p.ranks[j]:
-                chosen, rejected = p.comparison.answers[i].text, p.comparison.answers[j].text
+        placed = zip(p.ranks, (answer.text for answer in p.comparison.answers), strict=True)
+        for one, other in combinations(placed, 2):
+            if one[0] != other[0]:
+                (_, chosen), (_, rejected) = sorted((one, other))
                 yield _formed(form, p.comparison, chosen, rejected) | {
                     "annotator": p.annotator,
                     "created": p.created,
@@ -120,7 +114,7 @@ def _formed(form: Form, comparison: Comparison, chosen: str, rejected: str) -> d
         return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     if form == "implicit":
         return {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    asked = comparison.provenance.get("messages") or ([{"role": "user", "content": prompt}] if prompt else [])
+    asked = comparison.messages or ([{"role": "user", "content": prompt}] if prompt else [])
     said = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
     return {"prompt": asked} | dict(zip(("chosen", "rejected"), said, strict=True))
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
 from plaudit.errors import DataError
+from plaudit.preferences.agreement import Label
 from plaudit.preferences.order import priority
 from plaudit.preferences.tables import Database, claims, comparisons, is_url, preferences, questions
 from plaudit.types import Answer, Comparison, Preference
@@ -46,7 +47,7 @@ class PreferenceStore:
         interrupted collection can simply be repeated."""
         stored = []
         with self.database.write() as db:
-            for part in _chunks(asked):
+            for part in chunks(asked):
                 prints = [_fingerprint(c) for c in part]
                 known = _ids(db, prints)
                 # the same comparison may stand in the list twice
@@ -72,18 +73,25 @@ class PreferenceStore:
                     f"comparison {p.comparison.id}: {len(p.comparison.answers)} answers but {len(p.ranks)} ranks"
                 )
         with self.database.write() as db:
-            for part in _chunks(said):
-                asked = select(questions.c.comparison_id, questions.c.id).where(
-                    questions.c.whole, questions.c.comparison_id.in_({p.comparison.id for p in part})
-                )
-                question = {row.comparison_id: row.id for row in db.execute(asked)}
-                if absent := {p.comparison.id for p in part} - question.keys():
+            for part in chunks(said):
+                asked = {p.comparison.id for p in part}
+                question = whole_questions(db, asked)
+                if absent := asked - question.keys():
                     raise DataError(f"{self.database.shown}: holds no comparison {min(absent)}; add it first")
-                rows = [_label(question[p.comparison.id], p) for p in part]
-                db.execute(insert(preferences), rows)
-                for row in rows:
-                    counted = questions.c.id == row["question_id"]
-                    db.execute(update(questions).where(counted).values(labels=questions.c.labels + 1))
+                put(
+                    db,
+                    [
+                        label_row(
+                            question[p.comparison.id],
+                            p.annotator,
+                            p.ranks,
+                            p.order,
+                            seconds=p.seconds,
+                            created=p.created,
+                        )
+                        for p in part
+                    ],
+                )
 
     def preferences(self) -> list[Preference]:
         """What was said and stands, oldest first, to train from: each with the answers that were asked about.
@@ -91,13 +99,9 @@ class PreferenceStore:
         Left out are skipped questions, repeats and attention checks. Where a disagreement was decided, the verdict
         stands for all.
         """
-        decided = select(preferences.c.question_id).where(
-            preferences.c.kind == "verdict", preferences.c.withdrawn.is_(None)
-        )
         query = standing().where(
             preferences.c.said != "skip",
-            (preferences.c.kind == "verdict")
-            | ((preferences.c.kind == "label") & preferences.c.question_id.not_in(decided)),
+            (preferences.c.kind == "verdict") | (COUNTED & preferences.c.question_id.not_in(decided())),
         )
         with self.database.read() as db:
             return [preference(row) for row in db.execute(query)]
@@ -119,17 +123,39 @@ class PreferenceStore:
             said = {f"by {name}": n for name, n in db.execute(each.order_by(preferences.c.annotator))}
             return {"comparisons": db.execute(select(func.count()).select_from(comparisons)).scalar_one()} | said
 
+    def labels(self) -> list[Label]:
+        """Everything that stands, for figures of agreement; ``ranks`` is empty where a question was skipped."""
+        query = (
+            select(preferences, questions.c.answers.label("asked"), questions.c.known)
+            .join(questions)
+            .where(preferences.c.withdrawn.is_(None))
+            .order_by(preferences.c.id)
+        )
+        with self.database.read() as db:
+            return [
+                Label(
+                    row.question_id,
+                    row.annotator,
+                    tuple(row.ranks or ()),
+                    order_shown(row),
+                    row.kind,
+                    tuple(row.known) if row.known else None,
+                    row.seconds,
+                    row.created,
+                )
+                for row in db.execute(query)
+            ]
+
     def forget(self, annotator: str) -> int:
         """Deletes everything that a person said, what was taken back included, and returns how much that was."""
         with self.database.write() as db:
             mine = preferences.c.annotator == annotator
-            counted = mine & (preferences.c.kind == "label") & (preferences.c.said != "skip")
             for question, n in db.execute(
                 select(preferences.c.question_id, func.count())
-                .where(counted, preferences.c.withdrawn.is_(None))
+                .where(mine, COUNTED, preferences.c.withdrawn.is_(None))
                 .group_by(preferences.c.question_id)
             ).all():
-                db.execute(update(questions).where(questions.c.id == question).values(labels=questions.c.labels - n))
+                count(db, question, -n)
             gone = db.execute(delete(preferences).where(mine)).rowcount
             db.execute(delete(claims).where(claims.c.annotator == annotator))
         if not is_url(str(self.path)):
@@ -168,8 +194,6 @@ def standing() -> Select[Any]:
             preferences,
             questions.c.comparison_id,
             questions.c.answers.label("asked"),
-            questions.c.known,
-            comparisons.c.fingerprint,
             comparisons.c.prompt,
             comparisons.c.answers,
             comparisons.c.provenance,
@@ -185,15 +209,25 @@ def preference(row: Row[Any]) -> Preference:
     """A row of :func:`standing` that has ranks."""
     asked = indices(row.asked)
     answers = _answers(row.answers)
-    place = {answer: i for i, answer in enumerate(asked)}
     return Preference(
         Comparison(row.comparison_id, row.prompt, tuple(answers[i] for i in asked), row.provenance),
         tuple(row.ranks),
         row.annotator,
-        tuple(place[i] for i in row.shown),
+        order_shown(row),
         row.seconds,
         row.created,
     )
+
+
+def order_shown(row: Row[Any]) -> tuple[int, ...]:
+    """The order in which a question's answers were shown, by their places among those that were asked about."""
+    asked = indices(row.asked)
+    return tuple(asked.index(i) for i in row.shown)
+
+
+def decided() -> Select[Any]:
+    """Questions over which a verdict stands."""
+    return select(preferences.c.question_id).where(preferences.c.kind == "verdict", preferences.c.withdrawn.is_(None))
 
 
 def indices(asked: str) -> tuple[int, ...]:
@@ -205,19 +239,60 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _label(question: int, p: Preference) -> dict[str, Any]:
+#: labels that say something and are neither asked again nor there to check attention
+COUNTED = (preferences.c.kind == "label") & (preferences.c.said != "skip")
+
+
+def label_row(
+    question: int,
+    annotator: str,
+    ranks: Sequence[int],
+    shown: Sequence[int] = (),
+    *,
+    kind: str = "label",
+    said: str = "ranked",
+    ratings: Sequence[int] = (),
+    reason: str = "",
+    seconds: float = 0.0,
+    created: str = "",
+    key: str | None = None,
+) -> dict[str, Any]:
+    """A row of the table: ``ranks`` empty for a skipped question, ``shown`` empty for the order of the ranks."""
     return {
         "question_id": question,
-        "annotator": p.annotator,
-        "kind": "label",
-        "said": "ranked",
-        "ranks": list(p.ranks),
-        "ratings": None,
-        "reason": "",
-        "shown": list(p.order or range(len(p.ranks))),
-        "seconds": p.seconds,
-        "created": p.created or now(),
+        "annotator": annotator,
+        "kind": kind,
+        "said": said,
+        "ranks": list(ranks) or None,
+        "ratings": list(ratings) or None,
+        "reason": reason,
+        "shown": list(shown or range(len(ranks))),
+        "seconds": seconds,
+        "created": created or now(),
+        "key": key,
     }
+
+
+def put(db: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Stores labels, and counts them with their questions."""
+    if rows:
+        db.execute(insert(preferences), list(rows))
+    for row in rows:
+        if row["kind"] == "label" and row["said"] != "skip":
+            count(db, row["question_id"], 1)
+
+
+def count(db: Connection, question: int, by: int) -> None:
+    """A question has ``by`` more labels that stand and say something."""
+    db.execute(update(questions).where(questions.c.id == question).values(labels=questions.c.labels + by))
+
+
+def whole_questions(db: Connection, asked: Iterable[int]) -> dict[int, int]:
+    """Comparison -> the question about all of its answers, for those that are in the store."""
+    query = select(questions.c.comparison_id, questions.c.id).where(
+        questions.c.whole, questions.c.comparison_id.in_(asked)
+    )
+    return {row.comparison_id: row.id for row in db.execute(query)}
 
 
 def _row(fingerprint: str, c: Comparison) -> dict[str, Any]:
@@ -249,7 +324,7 @@ def _answers(stored: list[dict[str, Any]]) -> tuple[Answer, ...]:
     return tuple(Answer(a["text"], a["ended"]) for a in stored)
 
 
-def _chunks(things: Iterable[T]) -> Iterator[list[T]]:
+def chunks(things: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(things)
     while part := list(islice(rest, CHUNK)):
         yield part

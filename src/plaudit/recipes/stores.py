@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from plaudit.data import comparisons
 from plaudit.preferences import exchange
 from plaudit.preferences.agreement import Share, agreement
-from plaudit.preferences.desk import Asking, Desk
 from plaudit.preferences.store import PreferenceStore
 from plaudit.preferences.tables import Database
 
@@ -19,37 +19,25 @@ def store_import(store: str, file: str, *, annotator: str = "people", checks: bo
         DataError: a row is malformed (nothing is added), or the store cannot be used.
     """
     judged = list(comparisons.read(file, annotator))
-    opened = PreferenceStore(store, create=True)
-    try:
+    with closing(PreferenceStore(store, create=True)) as opened:
         return exchange.imported(opened, judged, checks=checks)
-    finally:
-        opened.close()
 
 
 def store_export(store: str, file: str, form: exchange.Form = "labels") -> int:
     """Writes a store's labels (or preferred pairs) to a file; returns the number of rows."""
-    opened = PreferenceStore(store)
-    try:
+    with closing(PreferenceStore(store)) as opened:
         return exchange.write(opened, file, form)
-    finally:
-        opened.close()
 
 
 def store_backup(store: str, file: str) -> None:
-    opened = PreferenceStore(store)
-    try:
+    with closing(PreferenceStore(store)) as opened:
         opened.backup(file)
-    finally:
-        opened.close()
 
 
 def store_forget(store: str, annotator: str) -> int:
     """Deletes everything a person said; returns how many labels that was."""
-    opened = PreferenceStore(store)
-    try:
+    with closing(PreferenceStore(store)) as opened:
         return opened.forget(annotator)
-    finally:
-        opened.close()
 
 
 def store_upgrade(store: str) -> None:
@@ -59,12 +47,9 @@ def store_upgrade(store: str) -> None:
 
 def store_show(store: str) -> dict[str, Any]:
     """Counts, and how far people agree."""
-    opened = PreferenceStore(store)
-    try:
-        labels = Desk(opened, Asking(mode="best")).labels()
+    with closing(PreferenceStore(store)) as opened:
+        labels = opened.labels()
         counts = opened.counts()
-    finally:
-        opened.close()
     found = agreement(labels)
     shown: dict[str, Any] = dict(counts)
     for name, share in (

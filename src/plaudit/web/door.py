@@ -12,7 +12,6 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 
 COOKIE = "plaudit"
 _NAME = re.compile(r"\w(?:[\w .@-]{0,78}\w)?")
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from plaudit.errors import PlauditError
-from plaudit.preferences.agreement import Agreement, Label, Share, agreement
+from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
 from plaudit.preferences.desk import BEST_RATING, Desk, Question, Refused, Said
 from plaudit.preferences.exchange import exported
 from plaudit.progress import say
+from plaudit.types import ranked
 from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, proper_name
 from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, visible
 
@@ -46,7 +47,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_FORM = 64 * 1024
-#: seconds for which the figures of agreement on the page are taken as they were
+#: seconds for which the figure of agreement on the page is taken as it was
 FRESH = 10.0
 
 
@@ -62,11 +63,10 @@ Id = Annotated[int, Path(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class Look:
-    """How the page looks: models' texts as text or Markdown, guidelines (HTML), links to show to the admin."""
+    """How the page looks: models' texts as text or Markdown, and guidelines (HTML)."""
 
     render: str = "text"
     guidelines: Markup | None = None
-    links: tuple[tuple[str, str], ...] = ()
 
 
 def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Sequence[str] = ("oracle",)) -> FastAPI:
@@ -76,12 +76,21 @@ def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Seque
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     if door.open_house:
         # a page of another name that resolves to this machine is not this page
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]", "testserver"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
     _guard(app, pages)
+    _label_routes(app, pages)
+    _overview_routes(app, pages)
+    _door_routes(app, pages, programmes)
+    return app
+
+
+def _label_routes(app: FastAPI, pages: _Pages) -> None:
+    """A question, what is said of it, and one's own labels."""
+    desk = pages.desk
 
     @app.get("/")
     def question(request: Request, say: str = "") -> Response:
-        visitor = door.visitor(request)
+        visitor = pages.door.visitor(request)
         if visitor is None:
             return pages.page(request, "enter.html", "who")
         asked = desk.next(visitor.name)
@@ -125,6 +134,11 @@ def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Seque
         visitor = pages.known(request)
         return pages.page(request, "mine.html", "mine", here="mine", labels=desk.said_by(visitor.name))
 
+
+def _overview_routes(app: FastAPI, pages: _Pages) -> None:
+    """What the admin sees and does."""
+    desk = pages.desk
+
     @app.get("/admin")
     def admin(request: Request) -> Response:
         visitor = pages.overseer(request)
@@ -150,6 +164,11 @@ def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Seque
         pages.overseer(request)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in exported(desk.store, "labels"))
         return StreamingResponse((line.encode("utf-8", "replace") for line in lines), media_type="application/x-ndjson")
+
+
+def _door_routes(app: FastAPI, pages: _Pages, programmes: Sequence[str]) -> None:
+    """Coming in, leaving, and the language."""
+    door = pages.door
 
     @app.get("/enter/{token}")
     def enter_by_link(request: Request, token: str) -> Response:
@@ -184,8 +203,6 @@ def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Seque
             response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
         return response
 
-    return app
-
 
 def _to(place: str) -> RedirectResponse:
     return RedirectResponse(place, status_code=303)
@@ -208,7 +225,7 @@ def _said(desk: Desk, annotator: str, key: str, choice: str, form: dict[str, str
         numbers = [int(v) for v in values]
         if mode == "rate":
             return Said.rated(numbers, **more)
-        return Said("ranked", tuple(sum(other < mine for other in numbers) for mine in numbers), **more)
+        return Said("ranked", ranked(numbers), **more)
     if mode in ("compare", "best") and choice.isdecimal() and 1 <= int(choice) <= max(count, 1):
         return Said("ranked", tuple(int(i != int(choice) - 1) for i in range(count)), **more)
     raise Refused("not_understood")
@@ -233,7 +250,7 @@ class _Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._agreement: tuple[float, Agreement] | None = None
+        self._agree: tuple[float, Share] | None = None
 
     def known(self, request: Request) -> Visitor:
         """
@@ -294,7 +311,7 @@ class _Pages:
         if asked.before is not None:
             was = _said_in_words({"said": asked.before, "answers": [a.text for a in asked.answers]}, t)
             text = f"{t['again']} {t['again_was'].format(said=was)}"
-        agree = self.agreement().agree
+        agreed = self.agreed()
         return self.page(
             request,
             "question.html",
@@ -307,21 +324,21 @@ class _Pages:
             show=lambda body: shown(body, self.look.render),
             guidelines=self.look.guidelines,
             progress=self.desk.progress(visitor.name),
-            agree=_share(agree, t) if agree.count else "",
+            agree=_share(agreed, t) if agreed.count else "",
             text=text,
             most=SHOWN,
             best_rating=BEST_RATING,
         )
 
-    def agreement(self) -> Agreement:
-        """Figures of a few seconds ago are good enough for a page."""
-        if self._agreement is None or time.monotonic() - self._agreement[0] > FRESH:
-            self._agreement = (time.monotonic(), agreement(self.desk.labels()))
-        return self._agreement[1]
+    def agreed(self) -> Share:
+        """How often two people say the same; what it was a few seconds ago is good enough for a page."""
+        if self._agree is None or time.monotonic() - self._agree[0] > FRESH:
+            self._agree = (time.monotonic(), agree(self.desk.store.labels()))
+        return self._agree[1]
 
     def overview(self, request: Request, visitor: Visitor) -> HTMLResponse:
         t = self.words(request)
-        labels = self.desk.labels()
+        labels = self.desk.store.labels()
         found = agreement(labels)
         rows = [
             (t["agree"], _share(found.agree, t)),
@@ -341,8 +358,18 @@ class _Pages:
             people=[_person(name, labels, t) for name in sorted({label.annotator for label in labels})],
             agreement=rows,
             disagreements=self.desk.disagreements(),
-            links=self.look.links,
         )
+
+
+def _refusal(request: Request, pages: _Pages) -> Response | None:
+    """The answer to a request that is not looked at any further."""
+    t = pages.words(request)
+    if request.method not in ("GET", "HEAD") and from_elsewhere(request):
+        return pages.message(request, t["other_origin"], 403)
+    length = request.headers.get("content-length", "")
+    if request.method == "POST" and not (length.isdecimal() and int(length) <= LARGEST_FORM):
+        return pages.message(request, t["too_long"], 413)
+    return None
 
 
 def _guard(app: FastAPI, pages: _Pages) -> None:
@@ -350,17 +377,7 @@ def _guard(app: FastAPI, pages: _Pages) -> None:
 
     @app.middleware("http")
     async def guarded(request: Request, call_next: Any) -> Response:
-        t = pages.words(request)
-        if request.method not in ("GET", "HEAD") and from_elsewhere(request):
-            response: Response = pages.message(request, t["other_origin"], 403)
-        elif request.method == "POST":
-            length = request.headers.get("content-length", "")
-            if not length.isdecimal() or int(length) > LARGEST_FORM:
-                response = pages.message(request, t["too_long"], 413)
-            else:
-                response = await call_next(request)
-        else:
-            response = await call_next(request)
+        response: Response = _refusal(request, pages) or await call_next(request)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
         if request.url.path.startswith("/static/"):
@@ -418,7 +435,6 @@ def _figure(value: float | None, t: dict[str, str]) -> str:
 def _person(name: str, labels: Sequence[Label], t: dict[str, str]) -> dict[str, Any]:
     mine = [label for label in labels if label.annotator == name]
     said = [label for label in mine if label.kind == "label"]
-    found = agreement(mine)
     recent = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="seconds")
     answered = [label for label in said if not label.skipped]
     return {
@@ -427,6 +443,6 @@ def _person(name: str, labels: Sequence[Label], t: dict[str, str]) -> dict[str, 
         "skipped": len(said) - len(answered),
         "seconds": f"{statistics.median([label.seconds for label in answered]):.1f}" if answered else "–",
         "last_hour": sum(label.created >= recent for label in mine),
-        "checks": _share(found.attentive, t),
-        "again": _share(found.again, t),
+        "checks": _share(attentive(mine), t),
+        "again": _share(asked_again(mine), t),
     }
