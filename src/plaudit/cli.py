@@ -105,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     _store_parser(commands)
     report = _command(commands, "report", "make report.html from a run folder", _report)
     report.add_argument("run_folder", metavar="RUN", help="a run folder")
+    trace = _command(commands, "trace", "show one answer of a PPO run token by token, with every number's sum", _trace)
+    trace.add_argument("run_folder", metavar="RUN", help="a PPO run, or a quickstart")
+    trace.add_argument("--iteration", type=int, metavar="K", help="a traced iteration (default: the newest)")
+    trace.add_argument("--row", type=int, metavar="N", help="which of its traced answers, from 0")
+    trace.add_argument("--prompt", default="", metavar="TEXT", help="the newest answer with this in its prompt")
+    trace.add_argument("--html", metavar="FILE", help="where the page goes (default: trace.html in the run folder)")
+    trace.add_argument("--language", choices=["en", "zh"], default="en", help="the page's language")
     vectors = _command(commands, "vectors", "check files of recorded numbers against the named conventions", _vectors)
     vectors.add_argument("files", nargs="+", metavar="FILE", help="JSON: PPO steps, reward losses, adaptive KL")
     explain = _command(commands, "explain", "say in words what a PPO configuration does at each step", _explain)
@@ -290,6 +297,14 @@ def _report(arguments: argparse.Namespace) -> None:
     from plaudit.report import write_report
 
     print(write_report(arguments.run_folder))
+
+
+def _trace(arguments: argparse.Namespace) -> None:
+    from plaudit.recipes.tracing import trace
+
+    a = arguments
+    page = trace(a.run_folder, step=a.iteration, row=a.row, prompt=a.prompt, html=a.html, language=a.language)
+    print(f"page: {page}")
 
 
 def _vectors(arguments: argparse.Namespace) -> int:

@@ -347,6 +347,16 @@ class ValidationConfig(Frozen):
         return self
 
 
+class TraceConfig(Frozen):
+    every: int = Field(5, ge=1, description="iterations between traces; the first and the last are traced anyway")
+    answers: int = Field(4, ge=0, description="of each such iteration, this many answers token by token; 0: none")
+    alternatives: int = Field(5, ge=1, le=50, description="likeliest tokens kept in each token's place")
+
+    def due(self, iteration: int, last: int) -> bool:
+        """Whether an iteration, counted from 1, is traced."""
+        return self.answers > 0 and (iteration % self.every == 0 or iteration in (1, last))
+
+
 class FunctionsConfig(Frozen):
     token_rewards: str = Field("", description="file.py:name, called (rewards, rollout) → token rewards (B, S)")
     advantages: str = Field(
@@ -437,6 +447,7 @@ class PPOConfig(ModelRunConfig):
     critic: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, warmup_steps=8, final_fraction=0.1)
     functions: FunctionsConfig = FunctionsConfig()
     validation: ValidationConfig = ValidationConfig()
+    trace: TraceConfig = TraceConfig()
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )

@@ -106,10 +106,12 @@ def limited_kl(c: KLClamp, kl: Float[Tensor, "B S"]) -> Float[Tensor, "B S"]:
 @dataclass(frozen=True)
 class Credit:
     """What a step makes of a rollout, f32 (B, S) each: ``token_rewards`` before and ``whitened_rewards`` after
-    whitening, ``advantages`` as they enter the policy loss, ``returns`` as they enter the value loss."""
+    whitening, ``raw_advantages`` before and ``advantages`` as they enter the policy loss, ``returns`` as they enter the
+    value loss."""
 
     token_rewards: Float[Tensor, "B S"]
     whitened_rewards: Float[Tensor, "B S"]
+    raw_advantages: Float[Tensor, "B S"]
     advantages: Float[Tensor, "B S"]
     returns: Float[Tensor, "B S"]
 
@@ -149,10 +151,10 @@ def credit(
     """
     whitened = whiten(c.reward_whitening, rewards, rows) if whiten_rewards else rewards
     counted = rows.span(c.values_over)
-    advantages, returns = estimate(whitened, torch.where(counted, values, 0.0), credited(c, rows))
-    if c.whiten_advantages and whiten_advantages:
-        advantages = whiten(c.advantage_whitening, advantages, rows)
-    return Credit(rewards, whitened, advantages, torch.where(counted, returns, 0.0))
+    raw, returns = estimate(whitened, torch.where(counted, values, 0.0), credited(c, rows))
+    whitens = c.whiten_advantages and whiten_advantages
+    advantages = whiten(c.advantage_whitening, raw, rows) if whitens else raw
+    return Credit(rewards, whitened, raw, advantages, torch.where(counted, returns, 0.0))
 
 
 def token_rewards(

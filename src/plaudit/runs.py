@@ -66,10 +66,11 @@ class Run:
         """What a finished run measured; None while it is not finished."""
         return read_json(self.folder / "summary.json")
 
-    def write(self, name: str, value: dict[str, Any]) -> None:
+    def write(self, name: str, value: dict[str, Any], *, indent: int | None = 2) -> None:
         """A JSON file in the run folder, whole or not at all."""
         try:
-            _write(self.folder / name, value)
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            _write(self.folder / name, value, indent)
         except OSError as error:
             raise RunError(f"{self.folder / name}: cannot be written ({error.strerror})") from None
 
@@ -175,8 +176,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
-    _atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def _write(path: Path, value: dict[str, Any], indent: int | None = 2) -> None:
+    _atomic(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def _atomic(path: Path, text: str) -> None:

@@ -113,6 +113,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=True)
 
+    def token(self, id: int) -> str:
+        """One token as text; a special one by its name."""
+        return self.decode([id]) or str(self.inner.convert_ids_to_tokens(id))
+
     def responses(self, rollout: Rollout) -> list[str]:
         """The text of every answer, without its end token."""
         return [self._continuation(rollout.prompts[i].ids, rollout.response_ids(i)) for i in range(len(rollout))]

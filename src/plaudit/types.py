@@ -243,7 +243,7 @@ class Experience(Sequences):
     ``value_mask``: where the value loss is taken. ``importance``: what a token's policy loss weighs for the gap between
     engine and trainer, 1 where it is not corrected. ``ref_hidden`` (B, S, R): the reference's final hidden states,
     where an exact KL in the loss needs its distribution; R = 0 otherwise. ``version`` i64 (B,): the policy that
-    sampled.
+    sampled. ``number`` i64 (B,): counts a run's answers, by which one is known again after shuffling.
     """
 
     value_mask: Bool[Tensor, "B S"]
@@ -255,6 +255,7 @@ class Experience(Sequences):
     returns: Float[Tensor, "B S"]
     ref_hidden: Float[Tensor, "B S R"]
     version: Int[Tensor, " B"]
+    number: Int[Tensor, " B"]
     reduction: ops.Reduction = "token-mean"
 
     @classmethod
@@ -266,6 +267,7 @@ class Experience(Sequences):
             "ref_logprobs": torch.zeros_like(rollout.logprobs),
             "importance": torch.ones_like(rollout.logprobs),
             "ref_hidden": rollout.features[:, :, :0],
+            "number": torch.arange(len(rollout)),
         }
         return cls(**base, **plain | computed)
 

@@ -169,6 +169,12 @@ RULES = (
         "set validation.prompts and validation.judge",
     ),
     Rule(
+        ("trace.every", "trace.alternatives"),
+        lambda c: c.trace.answers > 0,
+        "trace.answers is 0",
+        "set trace.answers, for example 4",
+    ),
+    Rule(
         ("ensemble.combine",),
         lambda c: bool(c.ensemble.members),
         "there is one reward model",

@@ -313,6 +313,7 @@ def test_what_was_computed_for_a_row_stays_with_it():
         advantages=own,
         ref_hidden=zero[:, :, None][:, :, :0],
         version=torch.zeros(len(rows), dtype=torch.long),
+        number=torch.arange(len(rows)),
     )
     pool = Pool()
     pool.add(experience, 0)

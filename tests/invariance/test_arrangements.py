@@ -58,7 +58,7 @@ def _judged(family: str, kind: str) -> dict[str, torch.Tensor]:
     }
     for name, network, loss in (
         ("policy", made.actor, _actor_loss(made)),
-        ("value", made.critic, ppo.critic_loss(PPOConfig())),
+        ("value", made.critic, ppo.critic_loss(PPOConfig(), ppo.State())),
     ):
         out[f"{name}_loss"] = loss(network(experience), experience, experience.weights())[0].detach()
     return out
@@ -80,7 +80,8 @@ def test_frozen_trunk_trains_exactly_the_top_blocks():
     noise = torch.randn(rollout.mask.shape, generator=torch.Generator().manual_seed(0))
     experience = Experience.of(rollout, logprobs=noise, values=noise, advantages=noise, returns=noise)
     Learner(made.actor, OptimizerConfig(learning_rate=0.1), 1).step(experience, _actor_loss(made))
-    Learner(made.critic, OptimizerConfig(learning_rate=0.1), 1).step(experience, ppo.critic_loss(PPOConfig()))
+    value_loss = ppo.critic_loss(PPOConfig(), ppo.State())
+    Learner(made.critic, OptimizerConfig(learning_rate=0.1), 1).step(experience, value_loss)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     last = len(blocks_of(model.base_model)[1]) - 1
     assert changed and all(f"layers.{last}." in name for name in changed)
@@ -102,7 +103,7 @@ def test_an_update_of_the_actor_leaves_the_reference_and_the_reward_model(kind: 
         )
 
     before = seen()
-    loss = ppo.joint_loss(PPOConfig(), _actor_loss(made)) if made.joint else _actor_loss(made)
+    loss = ppo.joint_loss(PPOConfig(), ppo.State(), _actor_loss(made)) if made.joint else _actor_loss(made)
     Learner(made.actor, OptimizerConfig(learning_rate=0.01), 1).step(experience, loss)
     after = seen()
     assert not torch.allclose(before[0], after[0], atol=1e-4)

@@ -18,7 +18,7 @@ from torch import Tensor
 from plaudit import ops
 from plaudit.algorithms.credit import Facts, TokenRewards, assign, checked
 from plaudit.config import CRITIC_FREE, PPOConfig
-from plaudit.conventions import Credit, Estimate, Positions, estimated_kl, limited_kl
+from plaudit.conventions import Conventions, Credit, Estimate, Positions, credited, estimated_kl, limited_kl
 from plaudit.device import Clock
 from plaudit.errors import NonFinite, PlauditError
 from plaudit.learner import Average, Learner, Loss, Stats, weighted
@@ -27,6 +27,7 @@ from plaudit.models.network import (
     Outputs,
     hidden_states,
     last_values,
+    token_alternatives,
     token_kl,
     token_logprobs,
     token_policy,
@@ -97,6 +98,16 @@ class Roles:
     ahead: Callable[[Callable[[], Rollout]], Future[Rollout]] | None = None
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What an optimizer step (the ``update``-th of its iteration, from 0) made of some answers: their ``number`` i64
+    (B,), and by name its values at each token, f32 (B, S)."""
+
+    update: int
+    number: Tensor
+    values: dict[str, Tensor]
+
+
 @dataclass
 class State:
     """What changes from iteration to iteration, apart from the weights."""
@@ -108,16 +119,55 @@ class State:
     pool: Pool = field(default_factory=Pool)
     #: the next answers, being sampled ahead; a resumed run samples them again, from the same weights
     pending: Future[Rollout] | None = None
+    #: what this iteration's steps made of each token, where that is to be traced
+    seen: list[Seen] | None = None
+    #: the number of the step that is being made, within the iteration
+    update: int = 0
+
+    def see(self, rows: Experience, **values: Tensor) -> None:
+        """A loss shows what it made of each token."""
+        if self.seen is not None:
+            self.seen.append(
+                Seen(self.update, rows.number.cpu(), {n: x.detach().float().cpu() for n, x in values.items()})
+            )
+
+
+@dataclass(frozen=True)
+class Account:
+    """All that an iteration's update was made from; tensors are those of ``rows``.
+
+    ``paid`` f32 (B,): the scores after clip and penalties. ``kl_coef``: what KL cost. ``number``: that of the first
+    answer. ``alternatives`` f32 (N, S, 2, K), by role's name: of the first N answers, the log-probabilities and ids of
+    the likeliest tokens in each token's place; empty, as ``seen``, where the iteration is not traced.
+    """
+
+    rows: Rollout
+    positions: Positions
+    judgement: Judgement
+    paid: Tensor
+    read: Read
+    facts: Facts
+    credit: Credit
+    importance: Tensor
+    kl_coef: float
+    number: int
+    alternatives: dict[str, Tensor]
+    seen: list[Seen]
+
+    def credited(self, c: Conventions) -> Tensor:
+        """Where the recursion of the advantages ran."""
+        return credited(c, self.positions)
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration leaves behind: its metrics, and what was said and how it was judged."""
+    """What an iteration leaves behind: its metrics, what was said and how it was judged, and the whole account."""
 
     metrics: dict[str, float]
     rollout: Rollout
     scores: Tensor
     kl: Tensor
+    account: Account
 
 
 @dataclass(frozen=True)
@@ -157,6 +207,8 @@ def ppo_iteration(
             rollout = roles.prepare(rollout)
             rows, positions = as_read(cfg, rollout, roles)
             read = read_policies(cfg, roles, rows, positions)
+            traced = cfg.trace.due(state.iteration + 1, cfg.iterations)
+            alternatives = read_alternatives(cfg, roles, rows) if traced else {}
     tell("act", rollout)
     # Judge: one score an answer, and its price.
     with roles.clock("judge"):
@@ -179,8 +231,10 @@ def ppo_iteration(
     credit = assign(cfg, facts, rows, positions, in_reward, roles.own.token_rewards, roles.own.advantages)
     tell("assign_credit", credit)
     # Improve: a few epochs of clipped updates, on what the pool holds.
+    number = state.iteration * cfg.answers
     experience = Experience.of(
         rows,
+        number=number + torch.arange(len(rows)),
         value_mask=positions.span(cfg.conventions.value_loss_over),
         logprobs=read.logprobs,
         ref_logprobs=read.ref_logprobs,
@@ -197,6 +251,7 @@ def ppo_iteration(
         if upcoming:
             following = state.iteration + 1
             state.pending = roles.ahead(lambda: sampled(cfg, roles, upcoming, following))
+    state.seen = [] if traced else None
     with roles.clock("improve"):
         updates = list(improvements(cfg, roles, state))
     tell("improve", updates)
@@ -207,12 +262,17 @@ def ppo_iteration(
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
     metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef
+    account = Account(
+        *(rows, positions, judgement, scores, read, facts, credit, experience.importance, state.kl_coef, number),
+        alternatives=alternatives,
+        seen=state.seen or [],
+    )
     if cfg.kl.controller == "adaptive":
         state.kl_coef = ops.adaptive_kl_coef(
             state.kl_coef, float(kl.mean()), target=cfg.kl.target, horizon=cfg.kl.horizon, n=len(rollout)
         )
     tell("publish", metrics)
-    return Iteration(metrics, rollout, judgement.scores, kl)
+    return Iteration(metrics, rollout, judgement.scores, kl, account)
 
 
 def sampled(cfg: PPOConfig, roles: Roles, prompts: Sequence[Prompt], iteration: int) -> Rollout:
@@ -269,6 +329,17 @@ def read_policies(cfg: PPOConfig, roles: Roles, rows: Rollout, positions: Positi
     return Read(logprobs, ref_logprobs, kl, hidden if cfg.kl.place == "loss" else rows.features[:, :, :0])
 
 
+def read_alternatives(cfg: PPOConfig, roles: Roles, rows: Rollout) -> dict[str, Tensor]:
+    """What actor and reference might have said in the place of each token of the answers that are traced."""
+    few = rows.take(range(min(cfg.trace.answers, len(rows)))).trim()
+    count, t = cfg.trace.alternatives, cfg.logprob_temperature
+
+    def likeliest(outputs: Outputs, part: Sequences) -> Tensor:
+        return token_alternatives(outputs, part, count, t)
+
+    return {name: getattr(roles, name).evaluate(few, likeliest) for name in ("actor", "reference")}
+
+
 def finite(name: str, x: Tensor) -> Tensor:
     """``x``, if all of it is finite.
 
@@ -320,7 +391,8 @@ def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[st
     critic_only = state.iteration < cfg.critic_warmup
     for update in roles.updates:
         update.learner.rollouts = state.iteration - cfg.critic_warmup * (update.name == "actor")
-    for minibatch in state.pool.minibatches(cfg.epochs, cfg.minibatches, generator):
+    for number, minibatch in enumerate(state.pool.minibatches(cfg.epochs, cfg.minibatches, generator)):
+        state.update = number
         stats = improve(cfg, roles, minibatch, critic_only=critic_only)
         yield stats
         if cfg.stop_kl and stats.get("actor/approx_kl_k2_nats_per_token", 0.0) > cfg.stop_kl:
@@ -371,14 +443,16 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
         total = policy * rows.importance
         now = logprobs.detach()
         clipped = ops.policy_clipped(now, rows.logprobs, rows.advantages, hyper.clip, ratio_clamp=clamp)
+        ratio = ops.importance_ratio(now, rows.logprobs, clamp)
         stats = {
             "policy_loss": policy,
             "entropy_nats_per_token": entropy,
             "clip_fraction": clipped.float(),
             "approx_kl_k2_nats_per_token": ops.kl_estimate(now, rows.logprobs, "k2"),
-            "ratio": ops.importance_ratio(now, rows.logprobs, clamp),
+            "ratio": ratio,
             "log_ratio_max": (now - rows.logprobs).abs(),
         }
+        state.see(rows, new_logprobs=now, ratio=ratio, clipped=clipped, entropy=entropy, policy_loss=policy)
         if cfg.entropy_coef:
             total = total - cfg.entropy_coef * entropy
         if cfg.kl.place == "loss":
@@ -395,7 +469,7 @@ def actor_loss(cfg: PPOConfig, reference: LanguageHead, state: State, own: Own) 
     return loss
 
 
-def critic_loss(cfg: PPOConfig) -> Loss:
+def critic_loss(cfg: PPOConfig, state: State) -> Loss:
     """Value loss, clipped where that is asked for."""
     clip = cfg.value_clip_range or None
 
@@ -404,15 +478,16 @@ def critic_loss(cfg: PPOConfig) -> Loss:
         values = token_values(outputs, rows, where=rows.value_mask)
         losses = ops.value_loss(values, rows.values, rows.returns, clip)
         clipped = (values.detach() - rows.values).abs() > (clip or float("inf"))
+        state.see(rows, new_values=values, value_loss=losses)
         stats = weighted({"value_loss": losses, "value_clip_fraction": clipped.float()}, weights.of_values)
         return (losses * weights.of_values).sum(), stats
 
     return loss
 
 
-def joint_loss(cfg: PPOConfig, policy: Loss) -> Loss:
+def joint_loss(cfg: PPOConfig, state: State, policy: Loss) -> Loss:
     """Policy and value loss of one network with both heads: L_policy + vf_coef · L_value − entropy_coef · H."""
-    value = critic_loss(cfg)
+    value = critic_loss(cfg, state)
 
     def loss(outputs: Outputs, rows: Sequences, weights: Weights) -> tuple[Tensor, Stats]:
         of_policy, policy_stats = policy(outputs, rows, weights)

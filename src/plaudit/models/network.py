@@ -183,6 +183,22 @@ def token_logprobs(
     return _scatter(torch.cat([ops.logprobs_of(head(h, temperature), t) for h, t in pairs]), where)
 
 
+def token_alternatives(
+    outputs: Outputs, rows: Sequences, count: int, temperature: float
+) -> Float[Tensor, "B S 2 K"]:
+    """log-probabilities and ids of the ``count`` likeliest tokens in the place of each masked one; 0 elsewhere.
+
+    Ids are floats here, exact up to 2^24.
+    """
+    head, hidden, _ = _choices(outputs, rows, rows.mask)
+    count = min(count, head.linear.weight.shape[0])
+    out = torch.zeros(*rows.mask.shape, 2, count, device=hidden.device)
+    parts = [torch.log_softmax(head(h, temperature).float(), -1).topk(count) for h in hidden.split(CHUNK)]
+    found = torch.cat([torch.stack([p.values, p.indices.float()], 1) for p in parts])
+    out[:, 1:][rows.mask[:, 1:]] = found
+    return out
+
+
 def hidden_states(outputs: Outputs, _rows: Sequences) -> Float[Tensor, "B S H"]:
     """The final hidden states, for what needs a distribution again later."""
     return outputs.hidden

@@ -17,7 +17,7 @@ from plaudit.config import PPOConfig
 from plaudit.data import rows as data
 from plaudit.errors import NonFinite, RunError
 from plaudit.evaluation.compare import distinct, level, repeated
-from plaudit.inspection import health
+from plaudit.inspection import health, trace
 from plaudit.inspection.profile import products_rate, profile
 from plaudit.models.load import load_language_model, save_language_model
 from plaudit.progress import Bar, graceful, say
@@ -65,6 +65,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         made.restore(tensors, meta, config.loss_reduction)
         validation.load_state(meta["validation"])
     run.forget_after(state.iteration)
+    trace.forget_after(run.folder, state.iteration)
     lines = read_jsonl(run.path("metrics.jsonl"))
     warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
     rate = products_rate(int(model.config.hidden_size), device) if config.profile else 0.0
@@ -93,6 +94,9 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             lines.append({"step": state.iteration} | metrics)
             if state.iteration % config.sample_every == 0 or state.iteration == config.iterations:
                 run.log_samples(state.iteration, _samples(iteration, said))
+            if iteration.account.alternatives:
+                made_of = trace.traces(config, iteration.account, tokenizer, said.responses, state.iteration)
+                run.write(trace.place(state.iteration), trace.plain(made_of), indent=None)
             _warn(run, config, lines, warned)
             devices.release_memory()
             bar.advance("  ".join(f"{k} {metrics[k]:.2f}" for k in ("score", "kl", "ended", *watches)))

@@ -191,7 +191,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     assert made.reference.language is not None
     actor_loss = algorithm.actor_loss(config, made.reference.language, state, own)
     if made.joint:
-        actor_loss = algorithm.joint_loss(config, actor_loss)
+        actor_loss = algorithm.joint_loss(config, state, actor_loss)
     a_rollout = config.epochs * config.minibatches
     steps = config.iterations * a_rollout
     actor = Learner(
@@ -201,7 +201,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
     updates = [algorithm.Update("actor", actor, actor_loss, average)]
     if made.critic is not None and not made.joint:
         critic = Learner(made.critic, config.critic, steps, device, steps_per_rollout=a_rollout)
-        updates.append(algorithm.Update("critic", critic, algorithm.critic_loss(config)))
+        updates.append(algorithm.Update("critic", critic, algorithm.critic_loss(config, state)))
     sampling = model
     if config.pool.overlap:
         sampling = _with_own(model, config.arrangement.blocks if made.trunk is not None else 0)

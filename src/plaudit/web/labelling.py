@@ -20,7 +20,6 @@ from fastapi import Depends, FastAPI, Form, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -32,7 +31,7 @@ from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
 from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, proper_name
-from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, visible
+from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, templates, visible
 
 HERE = pathlib.Path(__file__).parent
 POLICY = (
@@ -244,12 +243,6 @@ class _Pages:
 
     def __init__(self, desk: Desk, door: Door, look: Look):
         self.desk, self.door, self.look = desk, door, look
-        self._templates = Environment(
-            loader=FileSystemLoader(HERE / "templates"),
-            autoescape=select_autoescape(),
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
         self._agree: tuple[float, Share] | None = None
 
     def known(self, request: Request) -> Visitor:
@@ -290,7 +283,7 @@ class _Pages:
             "short": _short,
             "said": lambda label: _said_in_words(label, t),
         }
-        text = self._templates.get_template(template).render(said | more)
+        text = templates().get_template(template).render(said | more)
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
     def message(self, request: Request, text: str, status: int, heading: str = "title") -> HTMLResponse:

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
@@ -23,6 +24,16 @@ _HIDDEN = re.compile(
 @functools.cache
 def phrases(language: str) -> dict[str, str]:
     return json.loads((Path(__file__).with_name("phrases") / f"{language}.json").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def templates() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=select_autoescape(),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def preferred(accepted: str) -> str:

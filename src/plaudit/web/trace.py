@@ -1,0 +1,140 @@
+"""The page that shows one answer of a PPO run token by token, each shaded by a number, with the sum behind each number.
+
+One file that needs nothing else, or a part of a served page. Left out: where the numbers come from (see
+inspection.trace).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from plaudit.config import CRITIC_FREE
+from plaudit.inspection.trace import NAMES, WORDS, Found, Token, last_step, number, sums, term
+from plaudit.web.words import phrases, templates, visible
+
+STATIC = Path(__file__).with_name("static")
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A token that might have stood here: its text, and its probability for actor and reference (None: not among the
+    likeliest)."""
+
+    text: str
+    actor: str
+    reference: str
+    #: whole percents, for a bar
+    share: int
+    taken: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """A token as the page shows it: its numbers by name as text, those to shade by, and the sums."""
+
+    text: str
+    chosen: bool
+    shown: dict[str, str]
+    shades: dict[str, float]
+    sums: dict[str, str]
+    clipped: bool
+    alternatives: tuple[Likely, ...]
+    steps: tuple[dict[str, str], ...]
+
+
+def columns(found: Found) -> tuple[str, ...]:
+    """The numbers that this answer has, in the order in which they come about."""
+    names = ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns", "ratio", "entropy")
+    free = found.rules.estimator in CRITIC_FREE
+    return tuple(name for name in names if not (free and name in ("value", "returns")))
+
+
+def numbers(token: Token) -> dict[str, float | None]:
+    """A token's numbers by name; ratio and entropy are those of the last step that trained the actor on it."""
+    step = last_step(token)
+    made: dict[str, float | None] = {
+        name: getattr(token, name)
+        for name in ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns")
+    }
+    return made | {"ratio": step.ratio if step else None, "entropy": step.entropy if step else None}
+
+
+def shown_text(text: str) -> str:
+    """A token's text with what cannot be seen made visible."""
+    return visible(text).replace("\n", "⏎\n") or "∅"
+
+
+def trace_page(found: Found, language: str = "en", *, title: str = "", inline: bool = True) -> str:
+    """The page, as HTML: whole in itself, or ``inline=False`` with its style and script beside it."""
+    words = phrases(language)
+    said = {name: words[f"sum_{name}"] for name in (*WORDS, "yes")}
+    return (
+        templates()
+        .get_template("trace.html")
+        .render(
+            t=words,
+            heading=words["trace_title"],
+            title=title,
+            found=found,
+            trace=found.trace,
+            rules=found.rules,
+            number=number,
+            term=term,
+            shown_text=shown_text,
+            names=columns(found),
+            places=[_place(found, i, said) for i in range(len(found.trace.tokens))],
+            style=Markup("\n".join((STATIC / f).read_text(encoding="utf-8") for f in ("style.css", "trace.css"))),
+            code=Markup((STATIC / "trace.js").read_text(encoding="utf-8")),
+            inline=inline,
+        )
+    )
+
+
+def _place(found: Found, at: int, words: dict[str, str]) -> Place:
+    token = found.trace.tokens[at]
+    values = numbers(token)
+    names = columns(found)
+    step = last_step(token)
+    return Place(
+        text=token.text,
+        chosen=token.chosen,
+        shown={name: number(values[name]) for name in names},
+        shades={name: value for name in names if (value := values[name]) is not None},
+        sums={name: text for name, text in sums(found, at, words).items() if name in NAMES},
+        clipped=bool(step and step.clipped),
+        alternatives=_likely(token),
+        steps=tuple(
+            {
+                "update": str(s.update),
+                "ratio": number(s.ratio),
+                "clipped": words["yes"] if s.clipped else "",
+                "entropy": number(s.entropy),
+                "policy_loss": number(s.policy_loss),
+                "value": number(s.value),
+                "value_loss": number(s.value_loss),
+            }
+            for s in token.steps
+        ),
+    )
+
+
+def _likely(token: Token) -> tuple[Likely, ...]:
+    """The actor's likeliest tokens with what the reference gave them; the token itself too, where it is not among
+    them."""
+    if not token.alternatives:
+        return ()
+    theirs = {a.id: a.logprob for a in token.ref_alternatives} | {token.id: token.ref_logprob}
+    mine = {a.id: (a.text, a.logprob) for a in token.alternatives}
+    mine.setdefault(token.id, (token.text, token.logprob))
+
+    def share(logprob: float | None) -> str:
+        return "–" if logprob is None else f"{math.exp(logprob):.1%}"
+
+    return tuple(
+        Likely(text, share(p), share(theirs.get(id)), round(100 * math.exp(p)), id == token.id)
+        for id, (text, p) in mine.items()
+    )
