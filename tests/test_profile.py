@@ -24,8 +24,10 @@ def test_phases_add_up_to_the_iteration(cache, tmp_path, kind: str):
     assert "Where an iteration" in write_report(tmp_path / "run").read_text()
 
 
-def test_without_being_asked_nothing_is_profiled(cache, tmp_path):
+def test_without_being_asked_phases_have_their_seconds_and_no_rates(cache, tmp_path):
     plaudit.ppo(config(tmp_path / "run"))
-    assert not any(
-        "/" in key and key.startswith("seconds") for key in read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
-    )
+    line = read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
+    assert 0 < line["seconds/improve"] < line["seconds"]
+    assert not any(key.startswith(("tokens_per_second", "share_of_limit")) for key in line)
+    page = write_report(tmp_path / "run").read_text()
+    assert "Where an iteration" in page and "Of the rate of" not in page

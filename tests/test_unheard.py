@@ -64,6 +64,9 @@ SILENT = [
     ("conventions.whiten_advantages=false", RLOO, ()),
     ("conventions.advantage_whitening.unbiased=true", ("conventions.whiten_advantages=false",), ()),
     ("conventions.kl_gradient=estimator", (), ("kl.place=loss",)),
+    ("trace.every=2", ("trace.answers=0",), ()),
+    ("trace.alternatives=2", ("trace.answers=0",), ()),
+    ("probe.every=2", ("probe.prompts=0",), ()),
 ]
 
 

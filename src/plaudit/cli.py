@@ -112,6 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--prompt", default="", metavar="TEXT", help="the newest answer with this in its prompt")
     trace.add_argument("--html", metavar="FILE", help="where the page goes (default: trace.html in the run folder)")
     trace.add_argument("--language", choices=["en", "zh"], default="en", help="the page's language")
+    watch = _command(commands, "watch", "a live page over PPO runs: curves, answers, warnings", _watch)
+    watch.add_argument("run_folders", nargs="+", metavar="RUN", help="PPO runs or quickstarts, shown side by side")
+    watch.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine alone)")
+    watch.add_argument("--port", type=int, default=8112, help="port to serve on (default: 8112; 0: any that is free)")
     vectors = _command(commands, "vectors", "check files of recorded numbers against the named conventions", _vectors)
     vectors.add_argument("files", nargs="+", metavar="FILE", help="JSON: PPO steps, reward losses, adaptive KL")
     explain = _command(commands, "explain", "say in words what a PPO configuration does at each step", _explain)
@@ -305,6 +309,12 @@ def _trace(arguments: argparse.Namespace) -> None:
     a = arguments
     page = trace(a.run_folder, step=a.iteration, row=a.row, prompt=a.prompt, html=a.html, language=a.language)
     print(f"page: {page}")
+
+
+def _watch(arguments: argparse.Namespace) -> None:
+    from plaudit.recipes.pages import serve_watch
+
+    serve_watch(arguments.run_folders, arguments.host, arguments.port)
 
 
 def _vectors(arguments: argparse.Namespace) -> int:

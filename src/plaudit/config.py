@@ -357,6 +357,11 @@ class TraceConfig(Frozen):
         return self.answers > 0 and (iteration % self.every == 0 or iteration in (1, last))
 
 
+class ProbeConfig(Frozen):
+    prompts: int = Field(4, ge=0, description="the first so many prompts are answered over and over; 0: off")
+    every: int = Field(10, ge=1, description="iterations between such answers; the start and the end have them anyway")
+
+
 class FunctionsConfig(Frozen):
     token_rewards: str = Field("", description="file.py:name, called (rewards, rollout) → token rewards (B, S)")
     advantages: str = Field(
@@ -448,6 +453,7 @@ class PPOConfig(ModelRunConfig):
     functions: FunctionsConfig = FunctionsConfig()
     validation: ValidationConfig = ValidationConfig()
     trace: TraceConfig = TraceConfig()
+    probe: ProbeConfig = ProbeConfig()
     monitors: list[str] = Field(
         [], description="judges that only watch: gold, vader, or functions (file.py:name); they never steer"
     )

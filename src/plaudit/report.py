@@ -781,16 +781,20 @@ PHASES = {
 
 
 def _time_spent(stage: Stage) -> list[Block]:
-    """Where an iteration's time goes, where a profile was asked for: medians over iterations."""
+    """Where an iteration's time goes, medians over iterations; its rates, where a profile was asked for."""
+    kinds = {"seconds": ("Seconds", "{:.2f}")}
+    if any(key.startswith("share_of_limit/") for line in stage.metrics for key in line):
+        kinds["tokens_per_second"] = ("Answer tokens a second", "{:,.0f}")
+        kinds["share_of_limit"] = ("Of the rate of float32 products alone", "{:.0%}")
     rows = []
     for phase, title in PHASES.items():
         cells = [title]
-        for kind, form in (("seconds", "{:.2f}"), ("tokens_per_second", "{:,.0f}"), ("share_of_limit", "{:.0%}")):
+        for kind, (_, form) in kinds.items():
             values = [value for (value,) in _column(stage.metrics, f"{kind}/{phase}")]
             cells.append(form.format(statistics.median(values)) if values else "–")
         if cells[1] != "–":
             rows.append(cells)
-    heads = ["Phase", "Seconds", "Answer tokens a second", "Of the rate of float32 products alone"]
+    heads = ["Phase", *(head for head, _ in kinds.values())]
     return [_table("Where an iteration's time goes", heads, rows)] if rows else []
 
 

@@ -90,7 +90,7 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Drops metrics and samples later than ``step``: a resumed run writes them again."""
-        for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "probes.jsonl", "events.jsonl"):
             lines = read_jsonl(self.folder / name)
             kept = [line for line in lines if line.get("step", 0) <= step]
             if len(kept) < len(lines):

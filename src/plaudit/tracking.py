@@ -41,6 +41,10 @@ class JsonlTracker:
     def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
         self._append("samples.jsonl", [{"step": step} | s for s in samples])
 
+    def log_probes(self, step: int, answers: Sequence[dict[str, Any]]) -> None:
+        """The fixed prompts' answers into ``probes.jsonl``."""
+        self._append("probes.jsonl", [{"step": step} | a for a in answers])
+
     def event(self, kind: str, message: str, **details: Any) -> None:
         """A warning with advice, or a milestone, into ``events.jsonl``."""
         self._append("events.jsonl", [{"kind": kind, "message": message} | details])

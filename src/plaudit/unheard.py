@@ -175,6 +175,12 @@ RULES = (
         "set trace.answers, for example 4",
     ),
     Rule(
+        ("probe.every",),
+        lambda c: c.probe.prompts > 0,
+        "probe.prompts is 0",
+        "set probe.prompts, for example 4",
+    ),
+    Rule(
         ("ensemble.combine",),
         lambda c: bool(c.ensemble.members),
         "there is one reward model",

@@ -47,7 +47,7 @@ def products_rate(width: int, device: torch.device) -> float:
 
 
 def profile(clock: Clock, sizes: Sizes, rollout: Rollout, epochs: int, rate: float) -> dict[str, float]:
-    """Metrics of one iteration: ``seconds/…``, ``tokens_per_second/…`` and ``share_of_limit/…`` of each phase.
+    """Metrics of one iteration: ``tokens_per_second/…`` and ``share_of_limit/…`` of each phase.
 
     Tokens are the answers' own. ``rate``: floating point operations a second (see :func:`products_rate`).
     """
@@ -61,7 +61,6 @@ def profile(clock: Clock, sizes: Sizes, rollout: Rollout, epochs: int, rate: flo
     }
     made: dict[str, float] = {}
     for phase, seconds in clock.seconds.items():
-        made[f"seconds/{phase}"] = seconds
         if phase in forward and seconds:
             made[f"tokens_per_second/{phase}"] = answers / seconds
             made[f"share_of_limit/{phase}"] = 2 * forward[phase] / seconds / rate

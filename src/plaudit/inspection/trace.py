@@ -115,8 +115,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Trace:
-    """One answer: the ``row``-th of its iteration. ``score`` is the sources' sum, ``paid`` what is left of it after clip
-    and penalties; ``bootstrap`` what the critic expected after an answer that was cut."""
+    """One answer: the ``row``-th of its iteration. ``score`` is the sources' sum, ``paid`` what is left of it after
+    clip and penalties; ``bootstrap`` what the critic expected after an answer that was cut."""
 
     row: int
     prompt: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,23 +14,27 @@ from markupsafe import Markup
 
 from plaudit.config import PageConfig
 from plaudit.errors import ConfigError, DataError, RunError
+from plaudit.inspection.follow import watched
 from plaudit.preferences.desk import Asking, Desk
 from plaudit.preferences.store import PreferenceStore
 from plaudit.progress import say
 from plaudit.web.door import Door, proper_name
 from plaudit.web.labelling import Look, labelling_app
+from plaudit.web.watching import watching_app
 from plaudit.web.words import markdown
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class LabelPage:
+class Page:
     """The application, and each person's way in: (name, path), the admin last; empty where anybody may come in."""
 
     app: FastAPI
     ways: tuple[tuple[str, str], ...]
 
 
-def label_page(config: PageConfig) -> LabelPage:
+def label_page(config: PageConfig) -> Page:
     """The labelling page of a configuration.
 
     Raises:
@@ -51,7 +56,7 @@ def label_page(config: PageConfig) -> LabelPage:
     ways = [(name, f"/enter/{door.token(name)}") for name in config.people]
     if config.people:
         ways.append((config.admin, f"/enter/{door.token(config.admin, admin=True)}"))
-    return LabelPage(labelling_app(desk, door, Look(config.render, guidelines)), tuple(ways))
+    return Page(labelling_app(desk, door, Look(config.render, guidelines)), tuple(ways))
 
 
 def _guidelines(file: str) -> Markup | None:
@@ -90,20 +95,47 @@ def serve_labels(config: PageConfig, opened: Callable[[str], None] = lambda addr
         RunError: the address cannot be served on, or is in use; and as for :func:`label_page`.
     """
     page = label_page(config)
-    with _bound(config.host, config.port) as listening:
-        port = listening.getsockname()[1]
-        host = config.host if ":" not in config.host else f"[{config.host}]"
-        shown = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
-        address = f"http://{shown}:{port}"
-        if page.ways:
-            for name, way in page.ways:
-                say(f"{name}: {address}{way}")
-        else:
-            say(f"labelling page: {address}/")
-        say("every label is on disk as soon as the page goes on; Ctrl-C ends the page")
+    ways = page.ways or (("labelling page", "/"),)
+    _serve(page.app, config.host, config.port, ways, "every label is on disk as soon as the page goes on", opened)
+
+
+def watch_page(runs: Sequence[str], host: str) -> Page:
+    """The live page over some runs. Served on another address than this machine's own, it needs a link.
+
+    Raises:
+        RunError: a folder is no PPO run.
+    """
+    door = Door(secrets.token_urlsafe(), open_house=host in LOCAL, days=30)
+    ways = (("watch", "/" if door.open_house else f"/enter/{door.token('watcher')}"),)
+    return Page(watching_app([watched(run) for run in runs], door), ways)
+
+
+def serve_watch(
+    runs: Sequence[str], host: str = "127.0.0.1", port: int = 8112, opened: Callable[[str], None] = lambda address: None
+) -> None:
+    """Serves the live page over some runs until Ctrl-C.
+
+    Raises:
+        RunError: the address cannot be served on, or is in use; a folder is no PPO run.
+    """
+    page = watch_page(runs, host)
+    _serve(page.app, host, port, page.ways, "it only reads, and goes on while training runs elsewhere", opened)
+
+
+def _serve(
+    app: FastAPI, host: str, port: int, ways: Sequence[tuple[str, str]], note: str, opened: Callable[[str], None]
+) -> None:
+    """Serves an application, and says where and how one comes in."""
+    with _bound(host, port) as listening:
+        name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}"
+        for who, way in ways:
+            say(f"{who}: {address}{way}")
+        say(f"{note}; Ctrl-C ends the page")
         opened(address)
-        server = uvicorn.Server(uvicorn.Config(page.app, log_level="warning", lifespan="off"))
-        server.run(sockets=[listening])
+        # a page that is being watched has a connection that never ends by itself
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _bound(host: str, port: int) -> socket.socket:

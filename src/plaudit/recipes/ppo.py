@@ -22,6 +22,7 @@ from plaudit.inspection.profile import products_rate, profile
 from plaudit.models.load import load_language_model, save_language_model
 from plaudit.progress import Bar, graceful, say
 from plaudit.recipes.common import Summary, Watch, fits, save, stage, watch
+from plaudit.recipes.probes import Probes
 from plaudit.recipes.roles import compose, turn
 from plaudit.recipes.validation import Validation
 from plaudit.runs import Run, read_jsonl
@@ -67,6 +68,9 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
     run.forget_after(state.iteration)
     trace.forget_after(run.folder, state.iteration)
     lines = read_jsonl(run.path("metrics.jsonl"))
+    probes = Probes.of(config, made, tokenizer, prompts)
+    if state.iteration == 0 and probes.due(0) and not read_jsonl(run.path("probes.jsonl")):
+        run.jsonl.log_probes(state.iteration, probes.answers())
     warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
     rate = products_rate(int(model.config.hidden_size), device) if config.profile else 0.0
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
@@ -81,6 +85,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
                 raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
             said = _said(iteration, tokenizer, watches)
             metrics = _metrics(iteration, said)
+            metrics |= {f"seconds/{phase}": seconds for phase, seconds in made.roles.clock.seconds.items()}
             if config.profile:
                 metrics |= profile(made.roles.clock, made.sizes, iteration.rollout, config.epochs, rate)
             if validation.due(state.iteration, config.iterations):
@@ -94,6 +99,8 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             lines.append({"step": state.iteration} | metrics)
             if state.iteration % config.sample_every == 0 or state.iteration == config.iterations:
                 run.log_samples(state.iteration, _samples(iteration, said))
+            if probes.due(state.iteration):
+                run.jsonl.log_probes(state.iteration, probes.answers())
             if iteration.account.alternatives:
                 made_of = trace.traces(config, iteration.account, tokenizer, said.responses, state.iteration)
                 run.write(trace.place(state.iteration), trace.plain(made_of), indent=None)

@@ -8,32 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from plaudit.errors import RunError
+from plaudit.inspection.follow import watched
 from plaudit.inspection.trace import Found, find, last_step, number, sums
 from plaudit.progress import console
-from plaudit.runs import read_json
 from plaudit.web.trace import columns, numbers, shown_text, trace_page
 
 #: columns of a terminal from which the likeliest tokens are shown too
 WIDE = 130
 HEADS = {"logprob": "log π", "ref_logprob": "log π_ref", "returns": "return"}
 SHORT = {"ref_logprob": "ref", "value": "V", "advantage": "A", "entropy": "H"}
-
-
-def ppo_folder(folder: str | Path) -> Path:
-    """The PPO run that a folder is or holds.
-
-    Raises:
-        RunError: it is no run folder, or of another command.
-    """
-    folder = Path(folder)
-    config = read_json(folder / "config.json")
-    if config is None:
-        raise RunError(f"{folder}: is no run folder (no config.json there); give the out=… of a PPO run")
-    if config.get("command") == "quickstart":
-        return folder / "ppo"
-    if config.get("command") != "ppo":
-        raise RunError(f"{folder}: was made by `plaudit {config.get('command')}`; give a PPO run's folder")
-    return folder
 
 
 def trace(
@@ -50,7 +33,7 @@ def trace(
     Raises:
         RunError: there is no such answer, or the page cannot be written.
     """
-    folder = ppo_folder(run)
+    folder = watched(run).folder
     found = find(folder, step, row, prompt)
     _print(found)
     page = Path(html) if html else folder / "trace.html"

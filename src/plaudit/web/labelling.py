@@ -74,13 +74,17 @@ def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Seque
     pages = _Pages(desk, door, look)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     if door.open_house:
-        # a page of another name that resolves to this machine is not this page
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        local_only(app)
     _guard(app, pages)
     _label_routes(app, pages)
     _overview_routes(app, pages)
     _door_routes(app, pages, programmes)
     return app
+
+
+def local_only(app: FastAPI) -> None:
+    """A page of another name that resolves to this machine is not this page."""
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
 
 def _label_routes(app: FastAPI, pages: _Pages) -> None:

@@ -1,0 +1,112 @@
+"""The live page over run folders: curves, answers beside the reference's, warnings, where the time goes.
+
+The page is loaded once; then the server sends what is new, as server-sent events. Left out: what is read (see
+inspection.follow), the server and its address (see recipes.pages).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.staticfiles import StaticFiles
+from markupsafe import Markup
+
+from plaudit.errors import RunError
+from plaudit.inspection import trace
+from plaudit.inspection.follow import Follower, Watched
+from plaudit.web.door import Door, Unauthorised
+from plaudit.web.labelling import HEADERS, POLICY, local_only
+from plaudit.web.trace import trace_page
+from plaudit.web.words import LANGUAGES, phrases, preferred, templates
+
+HERE = Path(__file__).parent
+#: seconds between looks at the folders: a run says something every few seconds at most
+PAUSE = 1.0
+
+
+def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
+    """The application over ``runs``."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.mount("/static", StaticFiles(directory=HERE / "static"))
+    if door.open_house:
+        local_only(app)
+    headers = HEADERS | {"Content-Security-Policy": f"{POLICY}; connect-src 'self'"}
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        for name, value in headers.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    @app.exception_handler(Unauthorised)
+    def unauthorised(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("401", status_code=401)
+
+    @app.exception_handler(RunError)
+    def gone(request: Request, error: RunError) -> Response:
+        return PlainTextResponse("404", status_code=404)
+
+    @app.get("/enter/{token}")
+    def enter(request: Request, token: str) -> Response:
+        door.admit(token)
+        response = RedirectResponse("/", status_code=303)
+        door.keep(response, token, secure=request.url.scheme == "https")
+        return response
+
+    @app.get("/language/{code}")
+    def language(code: str) -> Response:
+        response = RedirectResponse("/", status_code=303)
+        if code in LANGUAGES:
+            response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
+        return response
+
+    # a stream has begun before its function runs: who asks is looked at first
+    known = [Depends(door.visitor)]
+
+    @app.get("/", dependencies=known)
+    def page(request: Request) -> HTMLResponse:
+        t = phrases(_language(request))
+        told = [
+            {"name": run.name, "iterations": run.config.get("iterations"), "monitors": run.config.get("monitors", [])}
+            for run in runs
+        ]
+        text = templates().get_template("watch.html").render(t=t, runs=_data(told), words=_data(t))
+        return HTMLResponse(text.encode("utf-8", "replace"))
+
+    @app.get("/events", response_class=EventSourceResponse, dependencies=known)
+    async def events() -> AsyncIterator[ServerSentEvent]:
+        followers = [Follower(run.folder) for run in runs]
+        while True:
+            for number, follower in enumerate(followers):
+                for news in follower.news():
+                    said = {"run": number, "kind": news.kind, "lines": news.lines, "anew": news.anew}
+                    yield ServerSentEvent(data=said)
+            await asyncio.sleep(PAUSE)
+
+    @app.get("/trace/{run}/{step}/{row}", dependencies=known)
+    def traced(request: Request, run: int, step: int, row: int) -> HTMLResponse:
+        if not 0 <= run < len(runs):
+            raise RunError(f"no run {run}")
+        found = trace.find(runs[run].folder, step, row)
+        text = trace_page(found, _language(request), title=runs[run].name, inline=False)
+        return HTMLResponse(text.encode("utf-8", "replace"))
+
+    return app
+
+
+def _language(request: Request) -> str:
+    language = request.cookies.get("language") or preferred(request.headers.get("accept-language", ""))
+    return language if language in LANGUAGES else "en"
+
+
+def _data(value: Any) -> Markup:
+    """A value as JSON that can stand in a script element."""
+    return Markup(json.dumps(value, ensure_ascii=False).replace("<", "\\u003c"))
