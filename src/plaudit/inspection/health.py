@@ -1,4 +1,4 @@
-"""Signs that training is going wrong, from the numbers of a run so far: what is seen, and what to do about it.
+"""Signs that training is going wrong, from the numbers of a run so far: what is seen, why it matters, what to try.
 
 A policy can win score without getting better. Each sign compares the present with the run's own beginning or best, over
 a few iterations, so that one noisy batch raises no alarm. Left out: where the numbers come from, and who is told.
@@ -12,24 +12,38 @@ from dataclasses import dataclass
 Lines = Sequence[dict[str, float]]
 #: iterations over which a level is taken
 SPAN = 3
+#: iterations after which something has lasted for long
+LONG = 10
 
 
 @dataclass(frozen=True)
 class Sign:
-    """A named sign: what was seen, with numbers, and what helps."""
+    """A named sign: what was seen, with numbers; why it matters; what to try."""
 
     kind: str
-    message: str
+    seen: str
+    why: str
+    advice: str
+    iteration: int = 0
+
+    @property
+    def message(self) -> str:
+        return f"iteration {self.iteration}: {self.seen}. {self.why}. {self.advice}"
 
 
-def signs(lines: Lines, monitors: Sequence[str] = ()) -> list[Sign]:
-    """The signs present at the last of ``lines``, one dictionary an iteration (as in metrics.jsonl)."""
+def signs(lines: Lines, monitors: Sequence[str] = (), *, on_policy: bool = True) -> list[Sign]:
+    """The signs present at the last of ``lines``, one dictionary an iteration (as in metrics.jsonl).
+
+    ``on_policy``: every iteration's first minibatch is of the policy that is trained, so that its ratio is 1.
+    """
     if not lines:
         return []
     found = [sign for check in CHECKS if (sign := check(lines)) is not None]
     found += [sign for name in monitors if (sign := _parted(lines, name)) is not None]
+    if on_policy and (sign := _first_ratio(lines)) is not None:
+        found.append(sign)
     step = int(lines[-1].get("step", len(lines)))
-    return [Sign(s.kind, f"iteration {step}: {s.message}") for s in found]
+    return [Sign(s.kind, s.seen, s.why, s.advice, step) for s in found]
 
 
 def _level(lines: Lines, key: str) -> float | None:
@@ -48,18 +62,20 @@ def _vanishing(lines: Lines) -> Sign | None:
     if first and now is not None and len(lines) > 1 and (now < 0.4 * first or empty > 0.3):
         return Sign(
             "collapse",
-            f"answers shrink: {now:.1f} tokens on average after {first:.1f} at the start, {empty:.0%} are empty. "
-            "The reward may pay for brevity: look at samples.jsonl, raise kl.coef, lower the learning rate",
+            f"answers shrink: {now:.1f} tokens on average after {first:.1f} at the start, {empty:.0%} are empty",
+            "The reward may pay for brevity, or every token costs more KL than it earns",
+            "Look at samples.jsonl, raise kl.coef, lower actor.learning_rate",
         )
     return None
 
 
 def _growing(lines: Lines) -> Sign | None:
     first, now, tie = _start(lines, "response_tokens"), _level(lines, "response_tokens"), _level(lines, "score_length")
-    if first and now and tie is not None and now > 1.5 * first and tie > 0.4:
+    if first and now and tie is not None and (now > 2.5 * first or (now > 1.5 * first and tie > 0.4)):
         return Sign(
             "length",
-            f"answers grow: {now:.1f} tokens after {first:.1f}, and longer ones score more (correlation {tie:.2f}). "
+            f"answers grow: {now:.1f} tokens after {first:.1f} (correlation of score and length {tie:.2f})",
+            "Reward models like long answers for their length, and people do not",
             "Check the reward model for length, or set length_penalty",
         )
     return None
@@ -71,11 +87,30 @@ def _repeating(lines: Lines) -> Sign | None:
     if spread is not None and first and spread < 0.6 * first:
         return Sign(
             "diversity",
-            f"answers become alike: distinct-2 {spread:.2f} after {first:.2f}. Raise kl.coef or entropy_coef, or stop "
-            "earlier",
+            f"answers become alike: distinct-2 {spread:.2f} after {first:.2f}",
+            "One phrase that the reward likes is taking over, and PPO learns nothing from answers that are all the same",
+            "Raise kl.coef or entropy_coef, or stop earlier",
         )
     if repeated is not None and before is not None and repeated > max(0.1, 3 * before):
-        return Sign("repetition", f"{repeated:.0%} of word triples repeat within their answer. Raise kl.coef")
+        return Sign(
+            "repetition",
+            f"{repeated:.0%} of word triples repeat within their answer, {before:.0%} at the start",
+            "The reward reads repetition as emphasis; a person reads it as broken",
+            "Raise kl.coef, and look at samples.jsonl",
+        )
+    return None
+
+
+def _runaway(lines: Lines) -> Sign | None:
+    """KL is large already and doubles within a few iterations."""
+    now, before = _level(lines, "kl"), _level(lines[: -2 * SPAN], "kl")
+    if now is not None and before is not None and now > max(20.0, 2 * before):
+        return Sign(
+            "kl_runaway",
+            f"KL runs away: {now:.1f} nats an answer, {before:.1f} six iterations before",
+            "So far from the reference the reward model judges texts that it has never seen",
+            "Raise kl.coef, use kl.controller=adaptive, or lower actor.learning_rate",
+        )
     return None
 
 
@@ -91,7 +126,9 @@ def _overspent(lines: Lines) -> Sign | None:
     if kl_is > max(5.0, 1.3 * kl_was) and score_is - score_was < 0.02 * max(gained, 0.1):
         return Sign(
             "kl_spent",
-            f"KL rose from {kl_was:.1f} to {kl_is:.1f} nats an answer, the score did not. Stop here, or raise kl.coef",
+            f"KL rose from {kl_was:.1f} to {kl_is:.1f} nats an answer, the score did not",
+            "The distance from the reference is paid for and buys nothing",
+            "Stop here, or raise kl.coef",
         )
     return None
 
@@ -99,17 +136,24 @@ def _overspent(lines: Lines) -> Sign | None:
 def _clipping(lines: Lines) -> Sign | None:
     share = _level(lines, "actor/clip_fraction")
     if share is not None and share > 0.4:
-        return Sign("clipping", f"{share:.0%} of tokens are clipped: steps are too large. Lower actor.learning_rate")
+        return Sign(
+            "clipping",
+            f"{share:.0%} of tokens are clipped",
+            "Steps are so large that most tokens no longer teach anything",
+            "Lower actor.learning_rate, or use fewer epochs",
+        )
     return None
 
 
 def _blind_critic(lines: Lines) -> Sign | None:
-    seen = _level(lines, "explained_variance")
-    if len(lines) >= 10 and seen is not None and seen < 0:
+    values = [line["explained_variance"] for line in lines[-LONG:] if "explained_variance" in line]
+    # a critic that starts from nothing is below 0 for a while, and one batch is below by chance
+    if len(lines) >= 2 * LONG and len(values) == LONG and max(values) < 0:
         return Sign(
             "critic",
-            f"the critic explains nothing (explained variance {seen:.2f}). Raise critic.learning_rate, or give it "
-            "critic_warmup",
+            f"the critic has explained nothing for {LONG} iterations (explained variance {values[-1]:.2f})",
+            "Advantages from it are noisier than the rewards alone",
+            "Raise critic.learning_rate, or give it critic_warmup",
         )
     return None
 
@@ -118,7 +162,44 @@ def _entropy(lines: Lines) -> Sign | None:
     first, now = _start(lines, "actor/entropy_nats_per_token"), _level(lines, "actor/entropy_nats_per_token")
     if first and now is not None and now < 0.15 * first:
         return Sign(
-            "entropy", f"the policy no longer explores: entropy {now:.2f} nats after {first:.2f}. Raise entropy_coef"
+            "entropy",
+            f"the policy no longer explores: entropy {now:.2f} nats a token after {first:.2f}",
+            "What it does not try it cannot learn, and all answers become one",
+            "Raise entropy_coef or kl.coef, or lower actor.learning_rate",
+        )
+    return None
+
+
+def _scale(lines: Lines) -> Sign | None:
+    """What answers differ by in score, beside what a nat of KL costs."""
+    spread, price = _level(lines, "score_std"), _level(lines, "kl_coef")
+    if spread is None or price is None:
+        return None
+    if price and 0 < spread < 0.2 * price:
+        return Sign(
+            "reward_scale",
+            f"scores differ by {spread:.2g} between answers (standard deviation), and one nat of KL costs {price:.2g}",
+            "The price of KL drowns the reward, so the policy hardly moves",
+            "Lower kl.coef, raise reward_weight, or set reward_normalise=true",
+        )
+    if spread > max(50.0, 2000 * price):
+        return Sign(
+            "reward_scale",
+            f"scores differ by {spread:.3g} between answers (standard deviation), and one nat of KL costs {price:.2g}",
+            "On such a scale KL holds nothing back and the clipped value loss cannot follow",
+            "Set reward_normalise=true, or lower reward_weight",
+        )
+    return None
+
+
+def _first_ratio(lines: Lines) -> Sign | None:
+    off = lines[-1].get("first_log_ratio_max", 0.0)
+    if off > 1e-4:
+        return Sign(
+            "first_ratio",
+            f"the ratio at the first minibatch is off 1 by {off:.1e}",
+            "The trainer does not see what was sampled, so every update rests on wrong probabilities",
+            "Use float32, and look for a changed model",
         )
     return None
 
@@ -135,8 +216,9 @@ def _parted(lines: Lines, name: str) -> Sign | None:
     if scores[-1] > scores[best] and levels[best] - levels[-1] > max(0.3 * gained, 0.05 * abs(levels[best]), 0.02):
         return Sign(
             f"parted_{name}",
-            f"the score still rises and {name} falls ({levels[best]:.2f} at its best, now {levels[-1]:.2f}): "
-            "the reward is being gamed. Take an earlier checkpoint, raise kl.coef, or improve the reward model",
+            f"the score still rises and {name} falls ({levels[best]:.2f} at its best, now {levels[-1]:.2f})",
+            "The reward is being gamed",
+            "Take an earlier checkpoint, raise kl.coef, or improve the reward model",
         )
     return None
 
@@ -145,8 +227,10 @@ CHECKS: tuple[Callable[[Lines], Sign | None], ...] = (
     _vanishing,
     _growing,
     _repeating,
+    _runaway,
     _overspent,
     _clipping,
     _blind_critic,
     _entropy,
+    _scale,
 )

@@ -193,17 +193,9 @@ def _samples(done: algorithm.Iteration, said: Said) -> list[dict[str, Any]]:
 
 def _warn(run: Run, config: PPOConfig, lines: list[dict[str, Any]], warned: set[str]) -> None:
     """Says each kind of warning once, on the screen and in events.jsonl; ``lines`` are the run's numbers so far."""
-    found = health.signs(lines, config.monitors)
-    iteration, off = lines[-1]["step"], lines[-1].get("first_log_ratio_max", 0.0)
     on_policy = config.pool.size == 1 and config.pool.refresh_every == 1 and not config.pool.overlap
-    if on_policy and off > 1e-4:
-        message = (
-            f"iteration {iteration}: the ratio at the first minibatch is off 1 by {off:.1e}; the trainer does not see "
-            "what was sampled. Use float32, and look for a changed model"
-        )
-        found.append(health.Sign("first_ratio", message))
-    for sign in found:
+    for sign in health.signs(lines, config.monitors, on_policy=on_policy):
         if sign.kind not in warned:
             warned.add(sign.kind)
-            run.jsonl.event("warning", sign.message, sign=sign.kind, step=iteration)
+            run.jsonl.event("warning", sign.message, sign=sign.kind, step=sign.iteration)
             say(sign.message)
