@@ -164,7 +164,7 @@ def _fails(capsys, line: list[str], *parts: str) -> str:
 # --- what follows from replies ----------------------------------------------------------------------------------------
 
 
-def test_the_better_answer_wins_in_whichever_place_it_stands(server, place):
+def test_the_better_answer_wins_in_whichever_place_it_stands(server, place, capsys):
     filled(place, ("a", "bbb"), ("aaa", "b"))
     assert main(words(place, f"judge.endpoint={server.url}")) == 0
     assert labels(place) == {"p0": (1, 0), "p1": (0, 1)}
@@ -174,15 +174,18 @@ def test_the_better_answer_wins_in_whichever_place_it_stands(server, place):
     assert all(b["temperature"] == 0 and b["model"] == "m" and b["max_tokens"] == 8 for b in server.bodies)
     assert summary(place)["labelled"] == 2 and summary(place)["asked"] == 4
     assert summary(place)["unclear"] == 0 and summary(place)["first_chosen"] == 0.5
+    out = capsys.readouterr().out
+    assert "4 questions about 2 comparisons" in out and "shown first" not in out
 
 
 @pytest.mark.parametrize(("letter", "share"), [("A", 1.0), ("B", 0.0)])
-def test_a_judge_that_likes_a_place_finds_ties_everywhere(server, place, letter, share):
+def test_a_judge_that_likes_a_place_finds_ties_everywhere_and_it_is_said(server, place, capsys, letter, share):
     filled(place, ("a", "bbb"), ("aaa", "b"), ("x", "yy", "zzz"))
     server.judge = lambda text: letter
     assert main(words(place, f"judge.endpoint={server.url}")) == 0
     assert labels(place) == {"p0": (0, 0), "p1": (0, 0), "p2": (0, 0, 0)}
     assert summary(place)["ties"] == 3 and summary(place)["first_chosen"] == share
+    assert f"shown first in {share:.0%}" in capsys.readouterr().out
 
 
 def test_several_answers_are_ranked_by_the_pairs_they_win(server, place):

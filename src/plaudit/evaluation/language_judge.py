@@ -130,6 +130,11 @@ class LanguageJudge:
         if self.left_out and not self.journal.replies:
             raise DataError(f"no comparison could be put to the judge; {next(iter(self.left_out.values()))}")
 
+    def left(self, comparisons: Sequence[Comparison]) -> int:
+        """How many questions about these are not answered yet."""
+        replies = self.journal.replies
+        return sum((c.id, *pair) not in replies for c in comparisons for pair in self.orders(c))
+
     def orders(self, comparison: Comparison) -> list[tuple[int, int]]:
         """The pairs as they are asked: in the order in which a person would see the answers, then turned round."""
         pairs = list(combinations(self.shown(comparison), 2))

@@ -23,6 +23,9 @@ from plaudit.runs import Run, read_json
 from plaudit.training import interrupted
 from plaudit.types import Answer, Comparison, Preference
 
+#: a judge that names one place this much more often than half the time has little to say of the answers
+ONE_SIDED = 0.4
+
 
 @stage
 def collect(config: CollectConfig, run: Run) -> Summary:
@@ -112,9 +115,12 @@ def _fill(run: Run, store: PreferenceStore, source: PreferenceSource, chosen: se
     """
     todo = [c for c in store.unlabelled(source.name) if c.id in chosen]
     done = len(chosen) - len(todo)
+    if isinstance(source, LanguageJudge):
+        say(f"{source.name}: {source.left(todo)} questions about {len(todo)} comparisons")
     with graceful() as stop, Bar(f"labels by {source.name}", len(chosen), done) as bar:
         for said in source.label(todo, lambda: stop.requested):
-            store.record(said)
+            if said:
+                store.record(said)
             bar.advance(amount=len(said))
         if stop.requested and bar.done < bar.total:
             raise interrupted(run, f"{bar.done} of {bar.total} comparisons")
@@ -125,6 +131,11 @@ def _heard(judge: LanguageJudge, chosen: set[int]) -> dict[str, float]:
     letters = [reply.letter for key, reply in judge.journal.replies.items() if key[0] in chosen]
     named = [letter for letter in letters if letter]
     first = {"first_chosen": named.count("A") / len(named)} if named else {}
+    if named and abs(first["first_chosen"] - 0.5) > ONE_SIDED:
+        say(
+            f"{judge.name} named the answer shown first in {first['first_chosen']:.0%} of its replies, so most pairs are "
+            "ties; a larger model, or a plainer judge.criterion, may tell answers apart"
+        )
     if judge.left_out:
         say(f"left without a label: {len(judge.left_out)}; {next(iter(judge.left_out.values()))}")
     return {"asked": len(letters), "unclear": len(letters) - len(named), "left_out": len(judge.left_out)} | first
