@@ -133,8 +133,8 @@ def _heard(judge: LanguageJudge, chosen: set[int]) -> dict[str, float]:
     first = {"first_chosen": named.count("A") / len(named)} if named else {}
     if named and abs(first["first_chosen"] - 0.5) > ONE_SIDED:
         say(
-            f"{judge.name} named the answer shown first in {first['first_chosen']:.0%} of its replies, so most pairs are "
-            "ties; a larger model, or a plainer judge.criterion, may tell answers apart"
+            f"{judge.name} named the answer shown first in {first['first_chosen']:.0%} of its replies, so most pairs "
+            "are ties; a larger model, or a plainer judge.criterion, may tell answers apart"
         )
     if judge.left_out:
         say(f"left without a label: {len(judge.left_out)}; {next(iter(judge.left_out.values()))}")
