@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
     "quickstart": (configs.QuickstartConfig, "the whole way on real text: SFT, labels, reward model, PPO, report"),
     "sft": (configs.SFTConfig, "fine-tune a language model on demonstrations"),
     "collect": (configs.CollectConfig, "sample k answers a prompt into a preference store"),
-    "label": (configs.LabelConfig, "label the store's comparisons: a page for people, or --oracle"),
+    "label": (configs.LabelConfig, "label the store's comparisons: a page for people, --oracle or --judge MODEL"),
     "reward": (configs.RewardConfig, "train a reward model from the store"),
     "ppo": (configs.PPOConfig, "improve a model by PPO against a reward"),
     "dpo": (configs.DPOConfig, "train a model on preferences directly, without a reward model"),
@@ -131,12 +131,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _label_options(command: argparse.ArgumentParser) -> None:
-    command.usage = "plaudit label [STORE] [FILE.toml | key=value ...] [--oracle] [options]"
+    command.usage = "plaudit label [STORE] [FILE.toml | key=value ...] [--oracle | --judge MODEL] [options]"
     command.epilog = (
         "The first word that is neither a .toml file nor key=value is the store.\n\n"
-        f"the page's {_keys(configs.PageConfig)}\n\nwith --oracle, {_keys(configs.LabelConfig)}"
+        f"the page's {_keys(configs.PageConfig)}\n\nwith --oracle or --judge, {_keys(configs.LabelConfig)}"
     )
     command.add_argument("--oracle", action="store_true", help="a programme labels, and is recorded as such")
+    command.add_argument("--judge", metavar="MODEL", help="a language model labels; see judge.model below")
     command.add_argument("--store", help="the store, also as postgresql://user@host/database")
     command.add_argument("--host", help="the page: address to serve on")
     command.add_argument("--port", help="the page: port to serve on")
@@ -219,17 +220,28 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 def _label(arguments: argparse.Namespace) -> None:
     """The page, unless a programme is to label (or a run of one goes on)."""
+    if arguments.oracle and arguments.judge is not None:
+        raise ConfigError("--oracle, --judge: one of the two labels; leave the other out")
     words = []
     for word in arguments.config:
-        is_store = "://" in word or not ("=" in word or word.endswith(".toml"))
+        key = word.partition("=")[0]
+        is_store = "://" in key or not (key != word or word.endswith(".toml"))
         words.append(f"store={json.dumps(word)}" if is_store else word)
     options = {"store": arguments.store, "host": arguments.host, "next": arguments.next}
     words += [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     words += [f"port={arguments.port}"] * (arguments.port is not None)
+    if arguments.judge is not None:
+        if not arguments.judge:
+            raise ConfigError("--judge: names no model; write for example --judge smollm2")
+        words.append(f"judge.model={json.dumps(arguments.judge)}")
     arguments.config = words
-    if arguments.oracle or arguments.resume:
+    if arguments.oracle and not arguments.resume and _read(configs.LabelConfig, words).judge.model:
+        raise ConfigError("judge.model: has no effect with --oracle; use --judge MODEL instead")
+    if arguments.oracle or arguments.judge is not None or arguments.resume:
         _stage(arguments)
         return
+    if any(word.startswith("judge.") for word in words):
+        raise ConfigError("judge: the labelling page knows no judge; name its model with --judge MODEL")
     config = _read(configs.PageConfig, words)
     if arguments.dry_run:
         print(json.dumps(dump(config), indent=2))

@@ -6,7 +6,9 @@ out how configurations are read (see schema) and what they turn into (see recipe
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -215,12 +217,86 @@ class PageConfig(Frozen):
         return self
 
 
+class JudgeConfig(Frozen):
+    """A language model that labels."""
+
+    model: str = Field(
+        "",
+        max_length=150,
+        description="a language model that labels: smollm2, tiny, a folder or a hub id; with judge.endpoint its name "
+        "there; empty: the oracle labels",
+    )
+    criterion: str = Field("Which answer is better?", description="what it is asked of two answers, A and B")
+    batch_tokens: int = Field(4096, ge=1, description="a model on this machine: tokens a forward pass")
+    endpoint: str = Field(
+        "", description="an OpenAI-compatible server's address, as http://host:8000/v1; empty: the model runs here"
+    )
+    api_key_env: str = Field(
+        "OPENAI_API_KEY",
+        description="endpoint: the environment variable that holds the key, which is written nowhere; empty: send none",
+    )
+    concurrency: int = Field(4, ge=1, le=256, description="endpoint: requests at the same time")
+    requests_per_minute: float = Field(
+        0.0, ge=0, description="endpoint: at most this many, those that are tried again included; 0: no limit"
+    )
+    timeout: float = Field(60.0, gt=0, description="endpoint: seconds to wait for an answer")
+    retries: int = Field(
+        5,
+        ge=0,
+        le=100,
+        description="endpoint: how often a request is tried again after 429, 5xx, a timeout or a broken connection; "
+        "the wait doubles, or is what the server asks for",
+    )
+    max_tokens: int = Field(
+        8, ge=1, description="endpoint: length limit of a reply, in tokens; a model that thinks first needs more"
+    )
+
+    @model_validator(mode="after")
+    def _heard(self) -> Self:
+        """Every key that was set has an effect."""
+        local = ("batch_tokens",)
+        remote = ("api_key_env", "concurrency", "requests_per_minute", "timeout", "retries", "max_tokens")
+        for key in changed(self, type(self).model_construct()):
+            if not self.model:
+                raise ValueError(f"{key}: has no effect here, because no model judges; use --judge MODEL")
+            if key in remote and not self.endpoint:
+                raise ValueError(f"{key}: has no effect here, because the model runs on this machine; set endpoint")
+            if key in local and self.endpoint:
+                raise ValueError(f"{key}: has no effect here, because the endpoint batches by itself; take it out")
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not self.criterion.strip():
+            raise ValueError("criterion: is empty, so the judge would be asked nothing; write a question")
+        if not re.fullmatch(r"([A-Z_][A-Z0-9_]*)?", self.api_key_env):
+            # somebody may have written the key itself
+            raise ValueError("api_key_env: no environment variable's name; write one in capitals, as OPENAI_API_KEY")
+        if not self.endpoint:
+            return self
+        try:
+            url = urlsplit(self.endpoint)
+            whole = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
+        except ValueError:
+            raise ValueError("endpoint: no address; write it as http://host:8000/v1") from None
+        if url.username is not None or url.password is not None or url.query or url.fragment:
+            # the configuration is written into the run folder
+            raise ValueError(
+                "endpoint: an address with a key or password in it; name an environment variable instead, "
+                "with api_key_env"
+            )
+        if not whole:
+            raise ValueError("endpoint: no address; write it as http://host:8000/v1")
+        return self
+
+
 class LabelConfig(RunConfig):
     """Labelling by a programme or a model."""
 
     out: str = "runs/label"
     store: str = Field("runs/preferences.sqlite", description=STORE)
     limit: int = Field(0, ge=0, description="label this many comparisons; 0 labels all that have no label yet")
+    judge: JudgeConfig = JudgeConfig()
 
 
 class RewardConfig(ModelRunConfig):

@@ -17,6 +17,10 @@ class ModelError(PlauditError):
     """A model folder that lacks something: weights, a reward head, a chat template."""
 
 
+class EndpointError(ModelError):
+    """A model behind an address: it cannot be reached, refuses, or gives what is no answer."""
+
+
 class RunError(PlauditError):
     """A run folder that cannot be written, is in use already, or cannot be resumed."""
 

@@ -23,7 +23,7 @@ class JsonlTracker:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def _append(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
+    def append(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
         try:
             with (self.folder / name).open("ab+") as file:
                 # A line that a kill has torn off is closed first, so that it swallows no other.
@@ -36,10 +36,10 @@ class JsonlTracker:
             ) from None
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._append("metrics.jsonl", [{"step": step} | metrics])
+        self.append("metrics.jsonl", [{"step": step} | metrics])
 
     def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
-        self._append("samples.jsonl", [{"step": step} | s for s in samples])
+        self.append("samples.jsonl", [{"step": step} | s for s in samples])
 
     def log_probes(self, step: int, answers: Sequence[dict[str, Any]]) -> None:
         """The fixed prompts' answers into ``probes.jsonl``."""
@@ -47,7 +47,7 @@ class JsonlTracker:
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """A warning with advice, or a milestone, into ``events.jsonl``."""
-        self._append("events.jsonl", [{"kind": kind, "message": message} | details])
+        self.append("events.jsonl", [{"kind": kind, "message": message} | details])
 
     def close(self) -> None:
         return

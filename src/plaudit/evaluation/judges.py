@@ -2,17 +2,18 @@
 
 The oracle stands in for a person when answers are labelled; the gold judges only ever look at finished answers. They
 read disjoint texts: the oracle one half of the IMDB reviews, gold the other half and critics' sentences kept apart.
-Left out: any judge that is a language model.
+Left out: language models that judge (see language_judge).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from plaudit.data import reviews
 from plaudit.errors import DataError
-from plaudit.types import Comparison, ranked
+from plaudit.types import Comparison, Preference, ranked
 
 #: texts -> one number a text
 Judge = Callable[[Sequence[str]], list[float]]
@@ -62,10 +63,12 @@ class Oracle:
 
     name = "oracle"
 
-    def label(self, comparisons: Sequence[Comparison]) -> list[tuple[int, ...]]:
+    def label(self, comparisons: Sequence[Comparison], stopped: Callable[[], bool]) -> Iterator[list[Preference]]:
+        started = time.time()
         judge = oracle_judge()
         labels = []
         for comparison in comparisons:
             said = judge([f"{comparison.prompt}{answer.text}" for answer in comparison.answers])
             labels.append(ranked([-favourable for favourable in said]))
-        return labels
+        seconds = (time.time() - started) / max(1, len(labels))
+        yield [Preference(c, ranks, self.name, seconds=seconds) for c, ranks in zip(comparisons, labels, strict=True)]

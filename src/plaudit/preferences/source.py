@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from plaudit.types import Comparison
+from plaudit.types import Comparison, Preference
 
 
 class PreferenceSource(Protocol):
     name: str
 
-    def label(self, comparisons: Sequence[Comparison]) -> list[tuple[int, ...]]:
-        """The ranks of each comparison's answers, 0 the best, equal ranks a tie."""
+    def label(self, comparisons: Sequence[Comparison], stopped: Callable[[], bool]) -> Iterator[list[Preference]]:
+        """What it says of the comparisons, a batch at a time, as it comes. Once ``stopped`` is true it begins nothing
+        new, and ends with what is under way."""
         ...
