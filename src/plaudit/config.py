@@ -156,6 +156,7 @@ class CollectConfig(ModelRunConfig):
     count: int = Field(
         64, ge=0, description="number of prompts, taken from the start; 0 samples none (with comparisons)"
     )
+    skip: int = Field(0, ge=0, description="prompts left out at the start: what an earlier round has asked")
     k: int = Field(4, ge=2, description="answers a prompt")
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
@@ -758,6 +759,13 @@ class EvaluateConfig(ModelRunConfig):
 class QuickstartConfig(RunConfig):
     out: str = "runs/quickstart"
     model: str = Field("smollm2", description="smollm2, a folder or a hub id")
+    rounds: int = Field(
+        1,
+        ge=1,
+        le=99,
+        description="times round the loop: the newest policy answers further prompts, the labels are added to those "
+        "before, and a new reward model trains a new policy from the SFT model",
+    )
     sft: SFTConfig = SFTConfig(rows=720, precision="auto")
     collect: CollectConfig = CollectConfig(comparisons="reviews/comparisons", engine=EngineConfig(weights="auto"))
     label: LabelConfig = LabelConfig(limit=48)
@@ -784,7 +792,7 @@ class QuickstartConfig(RunConfig):
 #: keys of the quickstart's stages that follow from its own
 WIRED = {
     "sft": ("model",),
-    "collect": ("model", "store"),
+    "collect": ("model", "store", "skip"),
     "label": ("store",),
     "reward": ("model", "store"),
     "ppo": ("model", "reward"),

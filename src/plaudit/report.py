@@ -63,7 +63,7 @@ def write_report(folder: str | Path) -> Path:
     """
     folder = Path(folder)
     top, stages = read_stages(folder)
-    page = _page(top, [*_sections(stages), _settings(top, stages)])
+    page = _page(top, [*_sections(stages), *_rounds(top), _settings(top, stages)])
     target, scratch = folder / "report.html", folder / ".report.html.tmp"
     try:
         # A text may hold half a surrogate pair, which UTF-8 cannot.
@@ -122,7 +122,10 @@ def read_stages(folder: Path) -> tuple[Stage, dict[str, Stage]]:
     if top is None:
         raise RunError(f"{folder}: is no run folder; it has no config.json, which every command writes to its out=…")
     if top.command == "quickstart":
-        return top, {name: _stage(folder / name, name) or Stage(name, folder / name) for name in STAGES}
+        from plaudit.runs import stage_folder
+
+        places = {name: stage_folder(folder, name) for name in STAGES}
+        return top, {name: _stage(place, name) or Stage(name, place) for name, place in places.items()}
     if top.command not in STAGES | APART:
         raise RunError(f"{folder}: is no run folder; its config.json names no command of plaudit")
     return top, {top.command: top}
@@ -1208,6 +1211,26 @@ def _warnings(stages: Stages) -> list[Block]:
         return [_note("No warnings were recorded.")]
     caption = "Warnings" if len(found) <= MOST_EVENTS else f"The first {MOST_EVENTS} of {len(found)} warnings"
     return [_table(caption, ["Stage", "Step", "Warning"], found[:MOST_EVENTS])]
+
+
+def _rounds(top: Stage) -> list[Section]:
+    """What each time round the loop came to, where there was more than one; the sections above are the last one's."""
+    rows = []
+    for number, done in enumerate(_list(top.summary.get("rounds")), 1):
+        interval = f"{_percent(done.get('win_rate_low'))} to {_percent(done.get('win_rate_high'))}"
+        rows.append(
+            [
+                str(number),
+                str(done.get("labels", "–")),
+                _percent(done.get("reward_model_accuracy")),
+                _percent(done.get("gold_after")),
+                f"{_percent(done.get('win_rate'))} ({interval})",
+                _plain(done.get("kl"), 1),
+            ]
+        )
+    heads = ["Round", "New labels", "Reward model's accuracy", "Gold", "Wins against the SFT model", "KL"]
+    note = _note("All rounds start from the SFT model; the sections above are about the last round.")
+    return [Section("rounds", "Round after round", [_table("Rounds", heads, rows), note])] if rows else []
 
 
 def _settings(top: Stage, stages: Stages) -> Section:

@@ -127,6 +127,13 @@ class Run:
         self._trackers = [self.jsonl]
 
 
+def stage_folder(quickstart: Path, stage: str) -> Path:
+    """Where a quickstart keeps a stage: in its newest round that has begun it, where it goes several rounds."""
+    rounds = sorted(quickstart.glob("round-*"), key=lambda path: (len(path.name), path.name))
+    found = [path / stage for path in rounds if (path / stage / "config.json").exists()]
+    return found[-1] if found else quickstart / stage
+
+
 def environment() -> dict[str, Any]:
     """What the run ran on: Python, packages, platform, processors."""
     versions = {}

@@ -43,7 +43,7 @@ class JsonlTracker:
 
     def log_probes(self, step: int, answers: Sequence[dict[str, Any]]) -> None:
         """The fixed prompts' answers into ``probes.jsonl``."""
-        self._append("probes.jsonl", [{"step": step} | a for a in answers])
+        self.append("probes.jsonl", [{"step": step} | a for a in answers])
 
     def event(self, kind: str, message: str, **details: Any) -> None:
         """A warning with advice, or a milestone, into ``events.jsonl``."""

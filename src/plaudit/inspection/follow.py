@@ -15,7 +15,7 @@ from typing import Any
 
 from plaudit.errors import RunError
 from plaudit.inspection import trace
-from plaudit.runs import read_json
+from plaudit.runs import read_json, stage_folder
 
 #: the files that are followed, by the kind of their lines
 FILES = {"metrics": "metrics.jsonl", "samples": "samples.jsonl", "probes": "probes.jsonl", "events": "events.jsonl"}
@@ -107,7 +107,7 @@ def watched(folder: str | Path) -> Watched:
     if config is None:
         raise RunError(f"{folder}: is no run folder (no config.json there); give the out=… of a PPO run")
     if config.get("command") == "quickstart":
-        return Watched(str(folder), folder / "ppo", dict(config.get("ppo", {})))
+        return Watched(str(folder), stage_folder(folder, "ppo"), dict(config.get("ppo", {})))
     if config.get("command") != "ppo":
         raise RunError(f"{folder}: was made by `plaudit {config.get('command')}`; give a PPO run's folder")
     return Watched(str(folder), folder, config)

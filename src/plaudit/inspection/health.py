@@ -88,7 +88,7 @@ def _repeating(lines: Lines) -> Sign | None:
         return Sign(
             "diversity",
             f"answers become alike: distinct-2 {spread:.2f} after {first:.2f}",
-            "One phrase that the reward likes is taking over, and PPO learns nothing from answers that are all the same",
+            "One phrase that the reward likes is taking over, and answers that are all the same teach nothing",
             "Raise kl.coef or entropy_coef, or stop earlier",
         )
     if repeated is not None and before is not None and repeated > max(0.1, 3 * before):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from pathlib import Path
@@ -45,6 +46,16 @@ def locate(model: str) -> str:
             f"{model}: no such model folder; an earlier stage makes it, or name another one (a folder or a hub id)"
         )
     return model
+
+
+def weights_digest(model: str) -> str:
+    """SHA-256 over a model folder's weight files: the same name may be another model tomorrow. Empty for a hub id."""
+    found = hashlib.sha256()
+    files = sorted(Path(locate(model)).glob("*.safetensors"))
+    for path in files:
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest() if files else ""
 
 
 def _attention(name: str) -> dict[str, str]:

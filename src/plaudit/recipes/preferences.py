@@ -13,7 +13,7 @@ from plaudit.errors import ConfigError, DataError, ModelError
 from plaudit.evaluation import judges
 from plaudit.evaluation.endpoint import Endpoint
 from plaudit.evaluation.language_judge import Asker, Journal, LanguageJudge, LocalAsker
-from plaudit.models.load import load_language_model
+from plaudit.models.load import load_language_model, weights_digest
 from plaudit.preferences.exchange import imported
 from plaudit.preferences.source import PreferenceSource
 from plaudit.preferences.store import PreferenceStore
@@ -49,14 +49,22 @@ def collect(config: CollectConfig, run: Run) -> Summary:
 def _sample_comparisons(config: CollectConfig):
     device = devices.pick(config.device)
     model, tokenizer = load_language_model(config.model, config.attn_implementation)
-    prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.count)
+    prompts, _ = data.prompts(config.prompts, tokenizer, limit=config.skip + config.count)
+    prompts = prompts[config.skip :]
+    if not prompts:
+        raise DataError(f"{config.prompts}: all its prompts are left out; lower skip ({config.skip})")
     fits(model, prompts, config.sampling)
     engine = engine_for(config.engine, model.to(device), tokenizer, device)
     asked = [prompt for prompt in prompts for _ in range(config.k)]
     rollout = generate(engine, asked, config.sampling, config.seed, "sampling answers")
     # a stop string is no end token: from such an answer nothing is to be learned of ending
     texts, ended = tokenizer.responses(rollout), (rollout.terminated & ~rollout.stopped).tolist()
-    provenance = {"model": config.model, "seed": config.seed, "sampling": config.sampling.model_dump()}
+    provenance = {
+        "model": config.model,
+        "weights": weights_digest(config.model),
+        "seed": config.seed,
+        "sampling": config.sampling.model_dump(),
+    }
     made = []
     for i, prompt in enumerate(prompts):
         span = range(i * config.k, (i + 1) * config.k)

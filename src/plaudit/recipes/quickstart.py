@@ -19,6 +19,7 @@ from plaudit.recipes.ppo import ppo
 from plaudit.recipes.preferences import collect, label
 from plaudit.recipes.reward import reward
 from plaudit.recipes.sft import sft
+from plaudit.recipes.stores import store_backup
 from plaudit.report import write_report
 from plaudit.runs import Run
 
@@ -33,40 +34,90 @@ def quickstart(config: QuickstartConfig, *, resume: bool = False) -> Summary:
             say(f"report: {write_report(run.folder)}")
         return run.summary
     out = run.folder
-    store = str(out / "preferences.sqlite")
-    sft_model, reward_model, model = (str(out / stage / "model") for stage in ("sft", "reward", "ppo"))
     common = {"seed": config.seed, "device": config.device}
-
-    def stage(name: str, **given: Any):
-        return getattr(config, name).model_copy(update=common | {"out": str(out / name)} | given)
-
-    plan: list[tuple[str, Callable[..., Summary], Any]] = [
-        ("supervised fine-tuning on critics' sentences", sft, stage("sft", model=config.model)),
-        ("collecting answers and human ratings", collect, stage("collect", model=sft_model, store=store)),
-        ("labelling (by a programme in a person's place)", label, stage("label", store=store)),
-        ("reward model", reward, stage("reward", model=sft_model, store=store)),
-        ("PPO", ppo, stage("ppo", model=sft_model, reward=reward_model)),
-        ("evaluation", evaluate, stage("evaluate", model=model, reference=sft_model, reward=reward_model)),
-    ]
-    results: dict[str, Summary] = {}
-    seconds = 0.0
-    for number, (title, function, stage_config) in enumerate(plan, 1):
-        name = function.__name__
-        say(f"[bold]{number}/{len(plan)}[/bold] {title}")
-        reused = (out / name / "summary.json").exists()
-        results[name] = _stage(run, function, stage_config, resume)
-        seconds += 0 if reused else results[name]["seconds"]
-    final = save(out / "model", lambda folder: _copy(Path(model), folder))
-    summary = _pipeline_summary(config, results)
+    sft_config = config.sft.model_copy(update=common | {"out": str(out / "sft"), "model": config.model})
+    titles = 1 + len(ROUND) * config.rounds
+    results = {"sft": _stage(run, "supervised fine-tuning on critics' sentences", 1, titles, sft, sft_config, resume)}
+    rounds: list[dict[str, Summary]] = []
+    for number in range(1, config.rounds + 1):
+        stages = _round(config, number, out)
+        done: dict[str, Summary] = {}
+        for place, (name, (title, function)) in enumerate(ROUND.items(), 2 + len(ROUND) * (number - 1)):
+            if name == "collect" and number > 1:
+                _take_over(stages["collect"].store, _round(config, number - 1, out)["collect"].store)
+            title += f" (round {number} of {config.rounds})" * (config.rounds > 1)
+            done[name] = _stage(run, title, place, titles, function, stages[name], resume)
+        rounds.append(done)
+    final = save(out / "model", lambda folder: _copy(Path(stages["ppo"].out, "model"), folder))
+    seconds = sum(r["seconds"] for r in (results["sft"], *(s for done in rounds for s in done.values())))
+    summary = _pipeline_summary(config, results | rounds[-1])
     summary |= {"seconds": round(seconds, 1), "peak_rss_mib": devices.peak_rss_mib()}
+    if config.rounds > 1:
+        summary["rounds"] = [_round_summary(done) for done in rounds]
     run.finish(summary)
     report = write_report(out)
     _say_what_improved(summary, final, report)
     return summary
 
 
-def _stage(run: Run, function: Callable[..., Summary], config: Any, resume: bool) -> Summary:
+#: what is done in each round, by stage: its title and its command
+ROUND: dict[str, tuple[str, Callable[..., Summary]]] = {
+    "collect": ("collecting answers and human ratings", collect),
+    "label": ("labelling (by a programme in a person's place)", label),
+    "reward": ("reward model", reward),
+    "ppo": ("PPO", ppo),
+    "evaluate": ("evaluation", evaluate),
+}
+
+
+def _round(config: QuickstartConfig, number: int, out: Path) -> dict[str, Any]:
+    """The stages of a round, connected. The first answers come from the SFT model, later ones from the newest policy.
+
+    Every round's reward model and policy start from the SFT model, and what a round adds is data: as in the iterated
+    RLHF of Bai et al. 2022. So KL is always that to the SFT model.
+    """
+    place = out / f"round-{number}" if config.rounds > 1 else out
+    before = out / f"round-{number - 1}"
+    sft_model, reward_model, model = (str(p / "model") for p in (out / "sft", place / "reward", place / "ppo"))
+    store = str(place / "preferences.sqlite")
+    answers = config.collect.count
+    given: dict[str, dict[str, Any]] = {
+        "collect": {"model": sft_model, "store": store},
+        "label": {"store": store},
+        "reward": {"model": sft_model, "store": store},
+        "ppo": {"model": sft_model, "reward": reward_model},
+        "evaluate": {"model": model, "reference": sft_model, "reward": reward_model},
+    }
+    if number > 1:
+        # ready-made judgements are in the store already
+        given["collect"] |= {"model": str(before / "ppo/model"), "skip": answers * (number - 1), "comparisons": ""}
+    common = {"seed": config.seed, "device": config.device}
+    return {
+        name: getattr(config, name).model_copy(update=common | {"out": str(place / name)} | keys)
+        for name, keys in given.items()
+    }
+
+
+def _take_over(store: str, earlier: str) -> None:
+    """A round's store begins as a copy of the one before, which stays as it is."""
+    if not Path(store).exists():
+        Path(store).parent.mkdir(exist_ok=True)
+        store_backup(earlier, store)
+
+
+def _round_summary(done: dict[str, Summary]) -> Summary:
+    """What a round came to."""
+    found = {"labels": done["label"]["labelled"]}
+    found |= {k: v for k, v in done["reward"].items() if k in ("reward_model_accuracy", "accuracy")}
+    keys = ("gold_before", "gold_after", "win_rate", "win_rate_low", "win_rate_high", "kl")
+    return found | {k: v for k, v in done["evaluate"].items() if k in keys}
+
+
+def _stage(
+    run: Run, title: str, number: int, of: int, function: Callable[..., Summary], config: Any, resume: bool
+) -> Summary:
     """Runs a stage of the pipeline, or takes over what an earlier start has finished of it."""
+    say(f"[bold]{number}/{of}[/bold] {title}")
     begun = (Path(config.out) / "config.json").exists()
     try:
         return function(config, resume=resume and begun)
