@@ -112,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--prompt", default="", metavar="TEXT", help="the newest answer with this in its prompt")
     trace.add_argument("--html", metavar="FILE", help="where the page goes (default: trace.html in the run folder)")
     trace.add_argument("--language", choices=["en", "zh"], default="en", help="the page's language")
+    compare = _command(
+        commands, "compare", "a page on which two models answer and you vote, blind", _compare, configs.CompareConfig
+    )
+    compare.add_argument("first", metavar="MODEL_A", help="smollm2, a folder or a hub id")
+    compare.add_argument("second", metavar="MODEL_B", help="the same")
+    compare.add_argument("config", nargs="*", metavar="key=value", help="overrides")
     watch = _command(commands, "watch", "a live page over PPO runs: curves, answers, warnings", _watch)
     watch.add_argument("run_folders", nargs="+", metavar="RUN", help="PPO runs or quickstarts, shown side by side")
     watch.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine alone)")
@@ -321,6 +327,13 @@ def _trace(arguments: argparse.Namespace) -> None:
     a = arguments
     page = trace(a.run_folder, step=a.iteration, row=a.row, prompt=a.prompt, html=a.html, language=a.language)
     print(f"page: {page}")
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    config = _read(configs.CompareConfig, arguments.config)
+    from plaudit.recipes.pages import serve_compare
+
+    serve_compare(arguments.first, arguments.second, config)
 
 
 def _watch(arguments: argparse.Namespace) -> None:

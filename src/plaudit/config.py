@@ -174,6 +174,22 @@ class CollectConfig(ModelRunConfig):
         return self
 
 
+#: addresses that only this machine reaches
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def reachable(host: str, people: list[str]) -> None:
+    """
+    Raises:
+        ValueError: others reach the page, and it cannot tell who they are.
+    """
+    if host not in LOCAL and not people:
+        raise ValueError(
+            f"host: {host} can be reached by others, so each person needs a link; name them with "
+            'people=["ann", "ben"], or keep host=127.0.0.1'
+        )
+
+
 class PageConfig(Frozen):
     """The labelling page."""
 
@@ -201,12 +217,7 @@ class PageConfig(Frozen):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
-        local = self.host in ("127.0.0.1", "localhost", "::1")
-        if not local and not self.people:
-            raise ValueError(
-                f"host: {self.host} can be reached by others, so each person needs a link; name them with "
-                'people=["ann", "ben"], or keep host=127.0.0.1'
-            )
+        reachable(self.host, self.people)
         if self.next == "uncertain" and len(self.reward) < 2:
             raise ValueError('next: uncertain asks an ensemble; name two or more folders with reward=["…", "…"]')
         if self.reward and self.next != "uncertain":
@@ -805,6 +816,27 @@ class ChatConfig(Frozen):
     seed: int = Field(0, ge=0, description="seed of the answers")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps; auto takes a GPU where there is one")
     raw: bool = Field(False, description="complete the text as it stands, without the chat template")
+
+
+class CompareConfig(Frozen):
+    """Two models answer what a person asks, and the person votes."""
+
+    store: str = Field("runs/compare.sqlite", description="where votes go: a file, or postgresql://user@host/database")
+    host: str = Field("127.0.0.1", description="address to serve on; another than this machine's own needs people")
+    port: int = Field(8113, ge=0, le=65535, description="port to serve on; 0: any that is free")
+    people: list[str] = Field(
+        [], description="names of who may vote: each gets a link of their own; empty: anybody here"
+    )
+    sampling: SamplingConfig = SamplingConfig(temperature=0.8, max_new_tokens=128)
+    seed: int = Field(0, ge=0, description="seed of the answers")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:N or mps; auto takes a GPU where there is one")
+    raw: bool = Field(False, description="complete the prompt as it stands, without the chat template")
+    render: Literal["text", "markdown"] = Field("text", description="how models' texts are shown")
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        reachable(self.host, self.people)
+        return self
 
 
 class ScoreConfig(Frozen):

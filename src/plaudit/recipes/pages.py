@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from markupsafe import Markup
 
-from plaudit.config import PageConfig
+from plaudit.config import LOCAL, CompareConfig, PageConfig
 from plaudit.errors import ConfigError, DataError, RunError
 from plaudit.inspection.follow import watched
 from plaudit.preferences.desk import Asking, Desk
@@ -22,8 +22,6 @@ from plaudit.web.door import Door, proper_name
 from plaudit.web.labelling import Look, labelling_app
 from plaudit.web.watching import watching_app
 from plaudit.web.words import markdown
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,61 @@ def label_page(config: PageConfig) -> Page:
         ModelError: a reward model cannot be read.
     """
     guidelines = _guidelines(config.guidelines)
-    for name in (*config.people, config.admin):
-        if proper_name(name) != name:
-            raise ConfigError(f"people: {name!r} is no name; use letters, digits, spaces, and . - _ @ between them")
     store = PreferenceStore(config.store)
     desk = Desk(store, Asking(config.mode, config.overlap, config.check_every, config.repeat_every))
     if config.next == "uncertain":
         _ask_uncertain_first(desk, config)
     else:
         desk.ask_at_random()
-    door = Door(desk.secret(), open_house=not config.people, days=config.link_days)
-    ways = [(name, f"/enter/{door.token(name)}") for name in config.people]
-    if config.people:
-        ways.append((config.admin, f"/enter/{door.token(config.admin, admin=True)}"))
-    return Page(labelling_app(desk, door, Look(config.render, guidelines)), tuple(ways))
+    door, ways = _door(desk, config.people, config.admin, config.link_days)
+    return Page(labelling_app(desk, door, Look(config.render, guidelines)), ways)
+
+
+def _door(desk: Desk, people: Sequence[str], admin: str, days: float) -> tuple[Door, tuple[tuple[str, str], ...]]:
+    """Who may come in, and each person's way.
+
+    Raises:
+        ConfigError: a name that is none.
+    """
+    for name in (*people, admin):
+        if proper_name(name) != name:
+            raise ConfigError(f"people: {name!r} is no name; use letters, digits, spaces, and . - _ @ between them")
+    door = Door(desk.secret(), open_house=not people, days=days)
+    ways = [(name, f"/enter/{door.token(name)}") for name in people]
+    if people:
+        ways.append((admin, f"/enter/{door.token(admin, admin=True)}"))
+    return door, tuple(ways)
+
+
+def compare_page(first: str, second: str, config: CompareConfig) -> Page:
+    """The page on which two models answer and a person votes.
+
+    Raises:
+        ConfigError: a name that is none; ModelError: a model is missing or unfit; DataError: the store cannot be used.
+    """
+    # torch comes with it, which the other pages do without
+    from plaudit.recipes.comparing import Contestant, Duel
+
+    contestants = Contestant(first, config), Contestant(second, config)
+    store = PreferenceStore(config.store, create=True)
+    duel = Duel(*contestants, config, store)
+    desk = Desk(store, Asking("compare", 1, 0, 0))
+    desk.ask_at_random()
+    door, ways = _door(desk, config.people, "admin", 30.0)
+    return Page(labelling_app(desk, door, Look(config.render), contest=duel), ways)
+
+
+def serve_compare(
+    first: str, second: str, config: CompareConfig, opened: Callable[[str], None] = lambda address: None
+) -> None:
+    """Serves the page of :func:`compare_page` until Ctrl-C.
+
+    Raises:
+        RunError: the address cannot be served on, or is in use; and as for :func:`compare_page`.
+    """
+    page = compare_page(first, second, config)
+    ways = page.ways or (("compare", "/"),)
+    _serve(page.app, config.host, config.port, ways, f"votes go to {config.store}", opened)
 
 
 def _guidelines(file: str) -> Markup | None:

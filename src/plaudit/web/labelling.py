@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, FastAPI, Form, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -24,7 +24,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from plaudit.errors import PlauditError
+from plaudit.errors import DataError, PlauditError
 from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
 from plaudit.preferences.desk import BEST_RATING, Desk, Question, Refused, Said
 from plaudit.preferences.exchange import exported
@@ -68,15 +68,49 @@ class Look:
     guidelines: Markup | None = None
 
 
-def labelling_app(desk: Desk, door: Door, look: Look = Look(), programmes: Sequence[str] = ("oracle",)) -> FastAPI:
-    """The application. ``programmes``: annotators' names that no person may take."""
+@dataclass(frozen=True)
+class Standing:
+    """How two models stand: ``rate`` is the share of votes for the second (a tie is half of one), with its interval."""
+
+    first: str
+    second: str
+    votes: int
+    rate: float
+    low: float
+    high: float
+
+
+class Contest(Protocol):
+    """Two models that answer what a person asks; their answers lie in the store then, as a question."""
+
+    def ask(self, prompt: str) -> None:
+        """
+        Raises:
+            DataError: the models cannot answer this.
+        """
+        ...
+
+    def standing(self) -> Standing: ...
+
+
+def labelling_app(
+    desk: Desk,
+    door: Door,
+    look: Look = Look(),
+    programmes: Sequence[str] = ("oracle",),
+    contest: Contest | None = None,
+) -> FastAPI:
+    """The application. ``programmes``: annotators' names that no person may take. With a ``contest`` a person asks the
+    questions too, and where none is open is asked for the next."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     pages = _Pages(desk, door, look)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     if door.open_house:
         local_only(app)
     _guard(app, pages)
-    _label_routes(app, pages)
+    _label_routes(app, pages, contest)
+    if contest is not None:
+        _contest_routes(app, pages, contest)
     _overview_routes(app, pages)
     _door_routes(app, pages, programmes)
     return app
@@ -87,7 +121,7 @@ def local_only(app: FastAPI) -> None:
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
 
-def _label_routes(app: FastAPI, pages: _Pages) -> None:
+def _label_routes(app: FastAPI, pages: _Pages, contest: Contest | None) -> None:
     """A question, what is said of it, and one's own labels."""
     desk = pages.desk
 
@@ -98,7 +132,7 @@ def _label_routes(app: FastAPI, pages: _Pages) -> None:
             return pages.page(request, "enter.html", "who")
         asked = desk.next(visitor.name)
         if asked is None:
-            return pages.nothing(request)
+            return pages.nothing(request) if contest is None else pages.invitation(request, contest.standing())
         return pages.question(request, visitor, asked, "undone" if say == "undone" else "")
 
     @app.post("/answer")
@@ -136,6 +170,22 @@ def _label_routes(app: FastAPI, pages: _Pages) -> None:
     def mine(request: Request) -> Response:
         visitor = pages.known(request)
         return pages.page(request, "mine.html", "mine", here="mine", labels=desk.said_by(visitor.name))
+
+
+def _contest_routes(app: FastAPI, pages: _Pages, contest: Contest) -> None:
+    """A person asks, and two models answer."""
+
+    @app.post("/ask")
+    def ask(request: Request, prompt: str = Form("")) -> Response:
+        pages.known(request)
+        asked = prompt.replace("\r\n", "\n").strip()
+        try:
+            if not asked:
+                raise DataError(pages.words(request)["contest_empty"])
+            contest.ask(asked)
+        except DataError as error:
+            return pages.invitation(request, contest.standing(), str(error), asked)
+        return _to("/")
 
 
 def _overview_routes(app: FastAPI, pages: _Pages) -> None:
@@ -301,6 +351,10 @@ class _Pages:
         return self.page(
             request, "message.html", f"{which}_title", here="label", text=t[which], may_undo=progress.mine > 0
         )
+
+    def invitation(self, request: Request, standing: Standing, text: str = "", asked: str = "") -> HTMLResponse:
+        more = {"standing": standing, "text": text, "asked": asked}
+        return self.page(request, "ask.html", "contest_title", here="label", status=400 if text else 200, **more)
 
     def question(self, request: Request, visitor: Visitor, asked: Question, notice: str) -> HTMLResponse:
         t = self.words(request)

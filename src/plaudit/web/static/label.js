@@ -1,6 +1,12 @@
 // Keys, and the time a question was looked at. Without this file the page works by its buttons.
 "use strict";
 (() => {
+  // models take their seconds to answer: the button says so, and works once
+  const ask = document.getElementById("ask");
+  if (ask) ask.addEventListener("submit", () => {
+    const button = ask.querySelector("button");
+    setTimeout(() => { button.disabled = true; button.textContent = button.dataset.wait; }, 0);
+  });
   const form = document.getElementById("question");
   if (!form) return;
   const mode = form.dataset.mode;
