@@ -15,10 +15,11 @@ from plaudit.schema import Frozen, leaves
 
 TARGET = Path(__file__).with_name("configuration.md")
 COMMANDS: dict[str, tuple[type[Frozen], str]] = {
-    **{"label --oracle" if name == "label" else name: stage for name, stage in STAGES.items()},
+    **{"label --oracle, --judge" if name == "label" else name: stage for name, stage in STAGES.items()},
     "label": (configs.PageConfig, "the labelling page"),
     "score": (configs.ScoreConfig, "score texts with a reward model"),
     "chat": (configs.ChatConfig, "talk to a model"),
+    "compare": (configs.CompareConfig, "two models answer, and you vote"),
 }
 HEAD = """# Configuration
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = [*READMES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
-WITHOUT_DRY_RUN = {"score": configs.ScoreConfig, "chat": configs.ChatConfig}
+WITHOUT_DRY_RUN = {"score": configs.ScoreConfig, "chat": configs.ChatConfig, "compare": configs.CompareConfig}
 
 
 def fences(page: Path, language: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_the_pages_name_every_command():
     assert "make test" in lines
     for page in READMES:
         text = page.read_text(encoding="utf-8")
-        for name in [*cli.STAGES, "report", "score", "chat"]:
+        for name in [*cli.STAGES, "report", "score", "chat", "store", "watch", "trace", "compare"]:
             assert f"`plaudit {name}" in text, f"{page.name} does not mention plaudit {name}"
 
 
