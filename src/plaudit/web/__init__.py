@@ -1,1 +1,1 @@
-"""Pages: labelling. The only user of FastAPI and uvicorn; pages are made on the server and need no other network."""
+"""Pages: labelling, two models side by side, a run as it goes, one answer token by token."""

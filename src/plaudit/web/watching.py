@@ -78,7 +78,8 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
             {"name": run.name, "iterations": run.config.get("iterations"), "monitors": run.config.get("monitors", [])}
             for run in runs
         ]
-        text = templates().get_template("watch.html").render(t=t, runs=_data(told), words=_data(t))
+        page = templates().get_template("watch.html")
+        text = page.render(t=t, heading=t["watch_title"], runs=_data(told), words=_data(t))
         return HTMLResponse(text.encode("utf-8", "replace"))
 
     @app.get("/events", response_class=EventSourceResponse, dependencies=known)
