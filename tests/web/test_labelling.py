@@ -213,6 +213,12 @@ def test_what_lies_before_one_person_is_not_laid_before_another(store):
     assert len(set(open_to_all)) == 3
 
 
+def test_with_overlap_as_many_people_see_a_question_at_once_as_may_answer_it(store):
+    people = ("ann", "ben", "eve", "dan", "fay")
+    before = [re.search(r"prompt \d", page(store, name, overlap=2).get("/").text)[0] for name in people]
+    assert before[0] == before[1] != before[2] == before[3] and before[4] not in before[:4]
+
+
 def test_people_see_answers_in_different_orders(tmp_path):
     store = filled(tmp_path / "s.sqlite", count=40)
     ann, ben = (page(store, name, overlap=2, repeat_every=0) for name in ("ann", "ben"))

@@ -159,15 +159,15 @@ class Desk:
 
     def _free(self, annotator: str, labels: int) -> ColumnElement[bool]:
         """Fewer than ``overlap`` people have answered it or have it before them."""
-        held = select(claims.c.annotator).where(
+        held = and_(
             claims.c.question_id == questions.c.id,
             claims.c.kind == "label",
             claims.c.annotator != annotator,
             claims.c.served > self._clock() - LEASE,
         )
         if labels == self.asking.overlap - 1:
-            return ~held.exists()
-        return select(func.count()).select_from(held.subquery()).scalar_subquery() < self.asking.overlap - labels
+            return ~select(claims.c.annotator).where(held).exists()
+        return select(func.count(claims.c.annotator)).where(held).scalar_subquery() < self.asking.overlap - labels
 
     def _to_repeat(self, db: Connection, annotator: str) -> int | None:
         """A label of this person, some time ago, that was not repeated yet."""
