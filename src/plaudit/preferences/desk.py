@@ -123,8 +123,13 @@ class Desk:
                 if chosen is None:
                     return None
                 question, kind, turn = chosen
-                claim = self._claim(db, annotator, question, kind, turn=turn)
-            return self._question(db, claim)
+                asked = _asked(db, question)
+                shown = shown_order(asked.fingerprint, indices(asked.asked), annotator, turn)
+                claim = self._lay(db, annotator, question, kind, shown)
+            else:
+                asked = _asked(db, claim.question_id)
+            answers = tuple(Answer(asked.answers[i]["text"], asked.answers[i]["ended"]) for i in claim.shown)
+            return Question(claim.key, asked.prompt, answers, self._before(db, claim.replaces))
 
     def _choose(self, db: Connection, annotator: str) -> tuple[int, str, int] | None:
         """(question, kind, how often this person has seen it)."""
@@ -188,48 +193,35 @@ class Desk:
         )
         return db.execute(query).scalar()
 
-    def _claim(
+    def _lay(
         self,
         db: Connection,
         annotator: str,
         question: int,
         kind: str,
+        shown: Sequence[int],
         *,
-        turn: int = 0,
-        shown: Sequence[int] = (),
         replaces: int | None = None,
     ) -> Row[Any]:
-        """Lays a question before a person, in the place of what lay there."""
-        if not shown:
-            query = select(comparisons.c.fingerprint, questions.c.answers).join(questions)
-            row = db.execute(query.where(questions.c.id == question)).one()
-            shown = shown_order(row.fingerprint, indices(row.answers), annotator, turn)
-        db.execute(delete(claims).where(claims.c.annotator == annotator))
-        made = {
-            "annotator": annotator,
-            "key": secrets.token_hex(16),
-            "question_id": question,
-            "kind": kind,
-            "shown": list(shown),
-            "served": self._clock(),
-            "replaces": replaces,
-        }
-        db.execute(insert(claims).values(**made))
-        return db.execute(select(claims).where(claims.c.annotator == annotator)).one()
+        """Lays a question before a person, before whom none lies."""
+        made = insert(claims).values(
+            annotator=annotator,
+            key=secrets.token_hex(16),
+            question_id=question,
+            kind=kind,
+            shown=list(shown),
+            served=self._clock(),
+            replaces=replaces,
+        )
+        return db.execute(made.returning(claims)).one()
 
-    def _question(self, db: Connection, claim: Row[Any]) -> Question:
-        query = select(comparisons.c.prompt, comparisons.c.answers).join(questions)
-        row = db.execute(query.where(questions.c.id == claim.question_id)).one()
-        answers = tuple(Answer(row.answers[i]["text"], row.answers[i]["ended"]) for i in claim.shown)
-        before = None
-        if claim.replaces is not None:
-            said = db.execute(
-                select(preferences, questions.c.answers.label("asked"))
-                .join(questions)
-                .where(preferences.c.id == claim.replaces)
-            ).first()
-            before = _said(said) if said is not None else None
-        return Question(claim.key, row.prompt, answers, before)
+    def _before(self, db: Connection, label: int | None) -> Said | None:
+        """What was said by a label that is to be replaced."""
+        if label is None:
+            return None
+        query = select(preferences, questions.c.answers.label("asked")).join(questions)
+        said = db.execute(query.where(preferences.c.id == label)).first()
+        return _said(said) if said is not None else None
 
     # --- answering ---
 
@@ -242,15 +234,15 @@ class Desk:
             Refused: no such question lies there, or what is said does not fit it.
         """
         with self._db.write() as db:
-            claim = db.execute(select(claims).where(claims.c.annotator == annotator, claims.c.key == key)).first()
+            query = select(claims, questions.c.answers).join(questions)
+            claim = db.execute(query.where(claims.c.annotator == annotator, claims.c.key == key)).first()
             if claim is None:
                 known = select(preferences.c.id).where(preferences.c.key == key, preferences.c.annotator == annotator)
                 if db.execute(known).first() is None:
                     raise Refused("gone")
                 return False
             _check(said, len(claim.shown))
-            asked = select(questions.c.answers).where(questions.c.id == claim.question_id)
-            order = indices(db.execute(asked).scalar_one())
+            order = indices(claim.answers)
             elapsed = max(0.0, self._clock() - claim.served)
             place = dict(zip(claim.shown, said.places, strict=False))
             rating = dict(zip(claim.shown, said.ratings, strict=False))
@@ -270,7 +262,7 @@ class Desk:
             put(db, [row])
             if claim.replaces is not None:
                 self._withdraw(db, annotator, claim.replaces)
-            db.execute(delete(claims).where(claims.c.annotator == annotator))
+            _clear(db, annotator)
             return True
 
     def undo(self, annotator: str) -> bool:
@@ -286,7 +278,8 @@ class Desk:
             if found is None:
                 return False
             row = self._withdraw(db, annotator, found)
-            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown)
+            _clear(db, annotator)
+            self._lay(db, annotator, row.question_id, row.kind, row.shown)
             return True
 
     def revise(self, annotator: str, label: int) -> None:
@@ -301,7 +294,8 @@ class Desk:
             ).first()
             if row is None:
                 raise Refused("no_label")
-            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown, replaces=label)
+            _clear(db, annotator)
+            self._lay(db, annotator, row.question_id, row.kind, row.shown, replaces=label)
 
     def decide(self, adjudicator: str, question: int, ranks: Sequence[int]) -> None:
         """A verdict over a question that people disagree on, by the answers' order in the store.
@@ -330,20 +324,15 @@ class Desk:
     # --- looking ---
 
     def progress(self, annotator: str) -> Progress:
-        of_mode = and_(self._of_mode(), questions.c.known.is_(None))
+        of_mode = select(func.count()).select_from(questions).where(self._of_mode(), questions.c.known.is_(None))
+        query = select(
+            func.count(),
+            of_mode.where(questions.c.labels >= self.asking.overlap).scalar_subquery(),
+            of_mode.where(questions.c.labels < self.asking.overlap).scalar_subquery(),
+            func.coalesce(func.avg(preferences.c.seconds), 0.0),
+        ).where(_mine(annotator), COUNTED)
         with self._db.read() as db:
-            mine = db.execute(
-                select(func.count(), func.avg(preferences.c.seconds)).where(_mine(annotator), COUNTED)
-            ).one()
-            answered = (
-                select(func.count()).select_from(questions).where(of_mode, questions.c.labels >= self.asking.overlap)
-            )
-            waiting = (
-                select(func.count()).select_from(questions).where(of_mode, questions.c.labels < self.asking.overlap)
-            )
-            return Progress(
-                mine[0], db.execute(answered).scalar_one(), db.execute(waiting).scalar_one(), float(mine[1] or 0.0)
-            )
+            return Progress(*db.execute(query).one())
 
     def said_by(self, annotator: str, most: int = 200) -> list[dict[str, Any]]:
         """A person's own labels that stand, newest first."""
@@ -442,6 +431,19 @@ class Desk:
             for row in db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all():
                 drawn = priority(row.fingerprint, "" if row.whole else row.answers)
                 db.execute(update(questions).where(questions.c.id == row.id).values(priority=drawn))
+
+
+def _asked(db: Connection, question: int) -> Row[Any]:
+    """A question's comparison, and which of its answers it is about."""
+    query = select(
+        comparisons.c.fingerprint, comparisons.c.prompt, comparisons.c.answers, questions.c.answers.label("asked")
+    ).join(questions)
+    return db.execute(query.where(questions.c.id == question)).one()
+
+
+def _clear(db: Connection, annotator: str) -> None:
+    """Takes away what lies before a person."""
+    db.execute(delete(claims).where(claims.c.annotator == annotator))
 
 
 def _mine(annotator: str) -> ColumnElement[bool]:

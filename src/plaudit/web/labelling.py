@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_FORM = 64 * 1024
-#: seconds for which the figure of agreement on the page is taken as it was
+#: seconds for which the figure of agreement on the page is taken as it was, at least
 FRESH = 10.0
 
 
@@ -250,7 +251,7 @@ class _Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._agree: tuple[float, Share] | None = None
+        self._agree, self._agree_again, self._agreeing = Share.of(0, 0), 0.0, threading.Lock()
 
     def known(self, request: Request) -> Visitor:
         """
@@ -331,10 +332,17 @@ class _Pages:
         )
 
     def agreed(self) -> Share:
-        """How often two people say the same; what it was a few seconds ago is good enough for a page."""
-        if self._agree is None or time.monotonic() - self._agree[0] > FRESH:
-            self._agree = (time.monotonic(), agree(self.desk.store.labels()))
-        return self._agree[1]
+        """How often two people say the same; what it was a few seconds ago is good enough for a page. One request works
+        it out while others take the last one, and seldom enough to cost little where there are many labels."""
+        begun = time.monotonic()
+        if begun >= self._agree_again and self._agreeing.acquire(blocking=False):
+            try:
+                self._agree = agree(self.desk.store.labels(several=True))
+                done = time.monotonic()
+                self._agree_again = done + max(FRESH, 20 * (done - begun))
+            finally:
+                self._agreeing.release()
+        return self._agree
 
     def overview(self, request: Request, visitor: Visitor) -> HTMLResponse:
         t = self.words(request)
