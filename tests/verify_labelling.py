@@ -62,7 +62,7 @@ class Report:
             self.missed.append(name)
 
     def times(self, name: str, seconds: Sequence[float], limit: float, *, median: bool = False) -> None:
-        """Median, 95th percentile and maximum, in milliseconds; the limit is for the second and, if asked, the first."""
+        """In milliseconds; the limit is for the 95th percentile and, where asked, the median."""
         cut = statistics.quantiles(seconds, n=20)
         self.figure(f"{name}, median ms", 1e3 * statistics.median(seconds), limit if median else None)
         self.figure(f"{name}, 95th percentile ms", 1e3 * cut[-1], limit)
@@ -230,7 +230,8 @@ def miscounted(db: Connection) -> int:
             .group_by(preferences.c.question_id)
         ).all()
     )
-    return sum(labels != counts.get(question, 0) for question, labels in db.execute(select(questions.c.id, questions.c.labels)))
+    stored = db.execute(select(questions.c.id, questions.c.labels))
+    return sum(labels != counts.get(question, 0) for question, labels in stored)
 
 
 def consistency(report: Report, store: PreferenceStore, acknowledged: Sequence[str], overlap: int) -> None:
@@ -381,7 +382,8 @@ def weight(report: Report, database: str, place: str) -> None:
         report.figure("addresses of other hosts in it", elsewhere, 0, exactly=True)
         policy = page.getheader("content-security-policy") or ""
         hosts = [x for x in re.split(r"[ ;]+", policy) if "." in x or "*" in x or x in ("http:", "https:")]
-        report.figure("other hosts that its policy allows", len(hosts) + ("default-src 'none'" not in policy), 0, exactly=True)
+        open_ = len(hosts) + ("default-src 'none'" not in policy)
+        report.figure("other hosts that its policy allows", open_, 0, exactly=True)
 
 
 PARTS = ("clients", "crashes", "size", "weight")

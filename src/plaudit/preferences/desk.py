@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from plaudit.errors import PlauditError
 from plaudit.preferences.order import disagreement, priority, shown_order
@@ -109,6 +122,10 @@ class Desk:
     def __init__(self, store: PreferenceStore, asking: Asking, clock: Callable[[], float] = time.time):
         self.store, self.asking, self._clock = store, asking, clock
         self._db = store.database
+        # made once: to put these together takes longer than to run them. Those that somebody has begun come first, so
+        # that people's agreement shows early.
+        self._waiting = [self._to_label(labels) for labels in range(asking.overlap - 1, -1, -1)]
+        self._counting = self._counts()
         if asking.mode == "compare":
             self._make_pairs()
 
@@ -144,35 +161,35 @@ class Desk:
             found = self._to_repeat(db, annotator)
             if found is not None:
                 return found, "repeat", 1
-        # Those that somebody has begun come first, so that people's agreement shows early.
-        for labels in range(self.asking.overlap - 1, -1, -1):
-            query = self._open(
-                annotator, questions.c.known.is_(None), questions.c.labels == labels, self._free(annotator, labels)
-            )
-            found = db.execute(query.order_by(questions.c.priority).limit(1)).scalar()
+        for waiting in self._waiting:
+            found = db.execute(waiting, {"annotator": annotator, "since": self._clock() - LEASE}).scalar()
             if found is not None:
                 return found, "label", 0
         return None
 
-    def _open(self, annotator: str, *conditions: ColumnElement[bool]) -> Any:
+    def _to_label(self, labels: int) -> Select[Any]:
+        """The first question with so many labels that is free: fewer than ``overlap`` people have answered it or have
+        it before them."""
+        held = and_(
+            claims.c.question_id == questions.c.id,
+            claims.c.kind == "label",
+            claims.c.annotator != _WHO,
+            claims.c.served > bindparam("since"),
+        )
+        if labels == self.asking.overlap - 1:
+            free = ~select(claims.c.annotator).where(held).exists()
+        else:
+            free = select(func.count(claims.c.annotator)).where(held).scalar_subquery() < self.asking.overlap - labels
+        query = self._open(_WHO, questions.c.known.is_(None), questions.c.labels == labels, free)
+        return query.order_by(questions.c.priority).limit(1)
+
+    def _open(self, annotator: str | BindParameter[str], *conditions: ColumnElement[bool]) -> Select[Any]:
         """Questions of this mode that this person has not been asked."""
         asked = select(preferences.c.id).where(_mine(annotator), preferences.c.question_id == questions.c.id)
         return select(questions.c.id).where(self._of_mode(), *conditions, ~asked.exists())
 
     def _of_mode(self) -> ColumnElement[bool]:
         return questions.c.pair if self.asking.mode == "compare" else questions.c.whole
-
-    def _free(self, annotator: str, labels: int) -> ColumnElement[bool]:
-        """Fewer than ``overlap`` people have answered it or have it before them."""
-        held = and_(
-            claims.c.question_id == questions.c.id,
-            claims.c.kind == "label",
-            claims.c.annotator != annotator,
-            claims.c.served > self._clock() - LEASE,
-        )
-        if labels == self.asking.overlap - 1:
-            return ~select(claims.c.annotator).where(held).exists()
-        return select(func.count(claims.c.annotator)).where(held).scalar_subquery() < self.asking.overlap - labels
 
     def _to_repeat(self, db: Connection, annotator: str) -> int | None:
         """A label of this person, some time ago, that was not repeated yet."""
@@ -324,15 +341,17 @@ class Desk:
     # --- looking ---
 
     def progress(self, annotator: str) -> Progress:
+        with self._db.read() as db:
+            return Progress(*db.execute(self._counting, {"annotator": annotator}).one())
+
+    def _counts(self) -> Select[Any]:
         of_mode = select(func.count()).select_from(questions).where(self._of_mode(), questions.c.known.is_(None))
-        query = select(
+        return select(
             func.count(),
             of_mode.where(questions.c.labels >= self.asking.overlap).scalar_subquery(),
             of_mode.where(questions.c.labels < self.asking.overlap).scalar_subquery(),
             func.coalesce(func.avg(preferences.c.seconds), 0.0),
-        ).where(_mine(annotator), COUNTED)
-        with self._db.read() as db:
-            return Progress(*db.execute(query).one())
+        ).where(_mine(_WHO), COUNTED)
 
     def said_by(self, annotator: str, most: int = 200) -> list[dict[str, Any]]:
         """A person's own labels that stand, newest first."""
@@ -433,7 +452,7 @@ class Desk:
                 db.execute(update(questions).where(questions.c.id == row.id).values(priority=drawn))
 
 
-def _asked(db: Connection, question: int) -> Row[Any]:
+def _asked(db: Connection, question: int) -> Any:
     """A question's comparison, and which of its answers it is about."""
     query = select(
         comparisons.c.fingerprint, comparisons.c.prompt, comparisons.c.answers, questions.c.answers.label("asked")
@@ -446,7 +465,11 @@ def _clear(db: Connection, annotator: str) -> None:
     db.execute(delete(claims).where(claims.c.annotator == annotator))
 
 
-def _mine(annotator: str) -> ColumnElement[bool]:
+#: the person, where a statement is made before it is known who asks
+_WHO: BindParameter[str] = bindparam("annotator")
+
+
+def _mine(annotator: str | BindParameter[str]) -> ColumnElement[bool]:
     return and_(preferences.c.annotator == annotator, preferences.c.withdrawn.is_(None))
 
 

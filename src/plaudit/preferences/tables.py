@@ -43,7 +43,7 @@ metadata = MetaData()
 
 
 def _where(*conditions: str) -> dict[str, Any]:
-    """Rows that an index holds. SQLite takes it for a query that says the same in the same words: a truth is ``= 1``."""
+    """The rows that an index holds, in the words of the queries: SQLite compares those, and its truths are ``= 1``."""
     return {
         "sqlite_where": text(" AND ".join(c if " " in c else f"{c} = 1" for c in conditions)),
         "postgresql_where": text(" AND ".join(conditions)),
