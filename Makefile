@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 RUN := runs/quickstart
 
-.PHONY: quickstart test lint types imports docs verify-quickstart verify-vllm clean
+.PHONY: quickstart test lint types imports docs verify-quickstart verify-labelling verify-vllm clean
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ docs: $(VENV)/.installed
 # The full quickstart with three seeds against the figures the README states (about 20 minutes).
 verify-quickstart: $(VENV)/.installed
 	$(BIN)/python tests/verify_quickstart.py
+
+# The labelling page against its promises (about 15 minutes); POSTGRES=URL measures it on PostgreSQL too.
+verify-labelling: $(VENV)/.installed
+	$(BIN)/python tests/verify_labelling.py --postgres "$(POSTGRES)"
 
 # vLLM as an engine, in an environment of its own (about 5 minutes once it is there).
 $(VLLM)/.installed: requirements-vllm.lock pyproject.toml

@@ -242,8 +242,9 @@ class Desk:
 
     # --- answering ---
 
-    def answer(self, annotator: str, key: str, said: Said) -> bool:
-        """Records what a person says of the question that lies before them; true when it is on disk.
+    def answer(self, annotator: str, key: str, saying: Callable[[int], Said]) -> bool:
+        """Records what a person says of the question that lies before them; true when it is on disk. ``saying`` is
+        given the number of its answers.
 
         False: this answer was recorded before (a double click, a request sent again); it counts once.
 
@@ -258,6 +259,7 @@ class Desk:
                 if db.execute(known).first() is None:
                     raise Refused("gone")
                 return False
+            said = saying(len(claim.shown))
             _check(said, len(claim.shown))
             order = indices(claim.answers)
             elapsed = max(0.0, self._clock() - claim.served)
@@ -383,19 +385,6 @@ class Desk:
                 kept = secrets.token_urlsafe(32)
                 db.execute(insert(secrets_table).values(name="links", value=kept))
             return kept
-
-    def laid(self, annotator: str, key: str) -> int:
-        """How many answers the question has that lies (or lay) before a person under this key.
-
-        Raises:
-            Refused: no such question was laid before them.
-        """
-        with self._db.read() as db:
-            for table in (claims, preferences):
-                query = select(table.c.shown).where(table.c.annotator == annotator, table.c.key == key)
-                if (shown := db.execute(query).scalar()) is not None:
-                    return len(shown)
-        raise Refused("gone")
 
     def size(self, question: int) -> int:
         """How many answers a question has.

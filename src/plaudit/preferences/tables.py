@@ -201,7 +201,7 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """A transaction that no other writing one overlaps: what it reads is still so when it writes."""
         # threads wait for one another here: SQLite would have them ask again and again, and leave one out for long
-        with self._writing, self.named(), self.engine.begin() as connection:
+        with self.named(), self.engine.connect() as connection, self._writing, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             yield connection

@@ -28,7 +28,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from plaudit.errors import PlauditError
 from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
-from plaudit.preferences.desk import BEST_RATING, Desk, Question, Refused, Said
+from plaudit.preferences.desk import BEST_RATING, Desk, Mode, Question, Refused, Said
 from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
@@ -109,7 +109,8 @@ def _label_routes(app: FastAPI, pages: _Pages) -> None:
         form: dict[str, str] = _FIELDS,
     ) -> Response:
         visitor = pages.known(request)
-        desk.answer(visitor.name, key, _said(desk, visitor.name, key, choice, form, reason, seconds))
+        mode = desk.asking.mode
+        desk.answer(visitor.name, key, lambda count: _said(mode, count, choice, form, reason, seconds))
         return _to("/")
 
     @app.post("/undo")
@@ -209,15 +210,13 @@ def _to(place: str) -> RedirectResponse:
     return RedirectResponse(place, status_code=303)
 
 
-def _said(desk: Desk, annotator: str, key: str, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
-    """What a form says. The desk checks it against the question."""
+def _said(mode: Mode, count: int, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
+    """What a form says of ``count`` answers. The desk checks it against the question."""
     more: dict[str, Any] = {"reason": reason.replace("\r\n", "\n"), "seconds": _seconds(seconds)}
     if choice == "skip":
         return Said("skip", **more)
-    count = desk.laid(annotator, key)
     if choice in ("equal", "both_bad"):
         return Said("both_bad" if choice == "both_bad" else "ranked", (0,) * count, **more)
-    mode = desk.asking.mode
     if choice == "submit" and mode in ("rank", "rate"):
         name = "place" if mode == "rank" else "rating"
         values = [form.get(f"{name}_{i}", "") for i in range(1, count + 1)]
