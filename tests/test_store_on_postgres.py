@@ -1,4 +1,4 @@
-"""The store and the labelling page on a PostgreSQL server: one that PLAUDIT_TEST_POSTGRES names, else all is skipped."""
+"""The store and the labelling page on a PostgreSQL server: PLAUDIT_TEST_POSTGRES names it, else all is skipped."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -52,6 +52,8 @@ Mode = Literal["compare", "best", "rank", "rate"]
 LEASE = 1800.0
 #: a repeat comes after at least this many other labels
 GAP = 10
+#: seconds for which the number of all questions is taken as it was
+FRESH = 10.0
 LONGEST_REASON = 2000
 BEST_RATING = 7
 
@@ -126,6 +128,7 @@ class Desk:
         # that people's agreement shows early.
         self._waiting = [self._to_label(labels) for labels in range(asking.overlap - 1, -1, -1)]
         self._counting = self._counts()
+        self._total, self._count_again = 0, 0.0
         if asking.mode == "compare":
             self._make_pairs()
 
@@ -344,16 +347,22 @@ class Desk:
 
     def progress(self, annotator: str) -> Progress:
         with self._db.read() as db:
-            return Progress(*db.execute(self._counting, {"annotator": annotator}).one())
+            mine, seconds, answered = db.execute(self._counting, {"annotator": annotator}).one()
+            # to count all takes as long as a page does, and they become more by an import alone
+            if time.monotonic() > self._count_again:
+                self._count_again = time.monotonic() + FRESH
+                self._total = db.execute(self._questions()).scalar_one()
+        return Progress(mine, answered, max(0, self._total - answered), seconds)
 
     def _counts(self) -> Select[Any]:
-        of_mode = select(func.count()).select_from(questions).where(self._of_mode(), questions.c.known.is_(None))
-        return select(
-            func.count(),
-            of_mode.where(questions.c.labels >= self.asking.overlap).scalar_subquery(),
-            of_mode.where(questions.c.labels < self.asking.overlap).scalar_subquery(),
-            func.coalesce(func.avg(preferences.c.seconds), 0.0),
-        ).where(_mine(_WHO), COUNTED)
+        """A person's labels, their mean seconds, and how many questions are answered."""
+        answered = self._questions().where(questions.c.labels >= self.asking.overlap).scalar_subquery()
+        seconds = func.coalesce(func.avg(preferences.c.seconds), 0.0)
+        return select(func.count(), seconds, answered).where(_mine(_WHO), COUNTED)
+
+    def _questions(self) -> Select[Any]:
+        """The number of all questions that are there to be labelled."""
+        return select(func.count()).select_from(questions).where(self._of_mode(), questions.c.known.is_(None))
 
     def said_by(self, annotator: str, most: int = 200) -> list[dict[str, Any]]:
         """A person's own labels that stand, newest first."""
@@ -429,16 +438,21 @@ class Desk:
         """Orders questions by what an ensemble of reward models would learn from each: ``scores[question][member]`` are
         the member's scores of its answers."""
         with self._db.write() as db:
-            for question, said in scores.items():
-                db.execute(update(questions).where(questions.c.id == question).values(priority=-disagreement(said)))
+            _prioritise(db, ((question, -disagreement(said)) for question, said in scores.items()))
 
     def ask_at_random(self) -> None:
         """Takes such an order back."""
         query = select(questions.c.id, questions.c.answers, questions.c.whole, comparisons.c.fingerprint)
         with self._db.write() as db:
-            for row in db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all():
-                drawn = priority(row.fingerprint, "" if row.whole else row.answers)
-                db.execute(update(questions).where(questions.c.id == row.id).values(priority=drawn))
+            ordered = db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all()
+            _prioritise(db, ((r.id, priority(r.fingerprint, "" if r.whole else r.answers)) for r in ordered))
+
+
+def _prioritise(db: Connection, of: Iterable[tuple[int, float]]) -> None:
+    """Gives questions their priorities."""
+    change = update(questions).where(questions.c.id == bindparam("question")).values(priority=bindparam("given"))
+    for part in chunks(of):
+        db.execute(change, [{"question": question, "given": given} for question, given in part])
 
 
 def _asked(db: Connection, question: int) -> Any:
