@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from plaudit.config import PageConfig
+from plaudit.preferences.desk import Asking, Desk, Said
 from plaudit.preferences.store import PreferenceStore
 from plaudit.recipes.pages import label_page
 from plaudit.types import Answer, Comparison
@@ -276,6 +277,28 @@ def test_a_disagreement_is_shown_and_the_verdict_stands_for_all(store):
     assert "No question has differing labels" in ann.get("/admin").text
 
 
+def test_what_an_ensemble_disagrees_on_comes_first_until_that_order_is_taken_back(store):
+    opened = PreferenceStore(store)
+    desk = Desk(opened, Asking(repeat_every=0))
+
+    def order(name: str) -> list[str]:
+        prompts = []
+        while asked := desk.next(name):
+            prompts.append(asked.prompt)
+            desk.answer(name, asked.key, lambda count: Said("skip"))
+        return prompts
+
+    at_random = order("ann")
+    # two members, further apart from question to question
+    apart = {question: [[i, 0.0], [0.0, i]] for i, (question, _, _) in enumerate(desk.open_questions(), 1)}
+    prompts = {question: prompt for question, prompt, _ in desk.open_questions()}
+    desk.ask_first(apart)
+    assert order("ben") == [prompts[question] for question in reversed(apart)] != at_random
+    desk.ask_at_random()
+    assert order("eve") == at_random
+    opened.close()
+
+
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
@@ -451,7 +474,6 @@ def test_an_unknown_page_is_one_in_words(store):
 def test_a_store_that_fails_is_said_without_details(store, monkeypatch):
     client = page(store)
     from plaudit.errors import DataError
-    from plaudit.preferences.desk import Desk
 
     monkeypatch.setattr(Desk, "next", lambda *_: (_ for _ in ()).throw(DataError("/secret/path: disk is full")))
     response = client.get("/")
