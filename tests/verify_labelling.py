@@ -35,7 +35,7 @@ from plaudit.preferences.store import COUNTED, PreferenceStore
 from plaudit.preferences.tables import preferences, questions
 from plaudit.types import Answer, Comparison
 
-PEOPLE, EACH = 8, int(os.environ.get("EACH", 500))
+PEOPLE, EACH = 8, 500
 ANSWER_MS = 100.0
 KILLS = 50
 MANY = 100_000
