@@ -255,8 +255,9 @@ class Desk:
             Refused: no such question lies there, or what is said does not fit it.
         """
         with self._db.write() as db:
-            query = select(claims, questions.c.answers).join(questions)
-            claim = db.execute(query.where(claims.c.annotator == annotator, claims.c.key == key)).first()
+            # where the answer is refused, the question lies there again
+            taken = delete(claims).where(claims.c.annotator == annotator, claims.c.key == key)
+            claim = db.execute(taken.returning(claims)).first()
             if claim is None:
                 known = select(preferences.c.id).where(preferences.c.key == key, preferences.c.annotator == annotator)
                 if db.execute(known).first() is None:
@@ -264,7 +265,8 @@ class Desk:
                 return False
             said = saying(len(claim.shown))
             _check(said, len(claim.shown))
-            order = indices(claim.answers)
+            # as a question names them
+            order = sorted(claim.shown)
             elapsed = max(0.0, self._clock() - claim.served)
             place = dict(zip(claim.shown, said.places, strict=False))
             rating = dict(zip(claim.shown, said.ratings, strict=False))
@@ -284,7 +286,6 @@ class Desk:
             put(db, [row])
             if claim.replaces is not None:
                 self._withdraw(db, annotator, claim.replaces)
-            _clear(db, annotator)
             return True
 
     def undo(self, annotator: str) -> bool:

@@ -23,8 +23,10 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit.errors import PlauditError
 from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
@@ -379,17 +381,33 @@ def _refusal(request: Request, pages: _Pages) -> Response | None:
     return None
 
 
+class _Guard:
+    """Around every request. No function of ``app.middleware``, which costs more than a short page."""
+
+    def __init__(self, app: ASGIApp, pages: _Pages):
+        self._app, self._pages = app, pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/static/"):
+                    headers["Cache-Control"] = "max-age=300"
+            await send(message)
+
+        await (_refusal(Request(scope), self._pages) or self._app)(scope, receive, with_headers)
+
+
 def _guard(app: FastAPI, pages: _Pages) -> None:
     """What holds for every request: size, origin, headers; and errors as pages, never as traces."""
 
-    @app.middleware("http")
-    async def guarded(request: Request, call_next: Any) -> Response:
-        response: Response = _refusal(request, pages) or await call_next(request)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        if request.url.path.startswith("/static/"):
-            response.headers["Cache-Control"] = "max-age=300"
-        return response
+    app.add_middleware(_Guard, pages=pages)
 
     @app.exception_handler(Unauthorised)
     def unauthorised(request: Request, error: Exception) -> Response:
