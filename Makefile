@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 RUN := runs/quickstart
 
-.PHONY: quickstart test lint types imports docs verify-quickstart verify-health verify-vllm clean
+.PHONY: quickstart test lint types imports docs verify-quickstart verify-health verify-labelling verify-vllm clean
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,10 @@ verify-quickstart: $(VENV)/.installed
 # No warning in ten seeds of a healthy run, from the quickstart in $(RUN) (about 40 minutes).
 verify-health: $(VENV)/.installed
 	$(BIN)/python tests/verify_health.py $(RUN)
+
+# The labelling page against its promises (about 15 minutes); POSTGRES=URL measures it on PostgreSQL too.
+verify-labelling: $(VENV)/.installed
+	$(BIN)/python tests/verify_labelling.py --postgres "$(POSTGRES)"
 
 # vLLM as an engine, in an environment of its own (about 5 minutes once it is there).
 $(VLLM)/.installed: requirements-vllm.lock pyproject.toml

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from plaudit.config import PageConfig
+from plaudit.preferences.desk import Asking, Desk, Said
 from plaudit.preferences.store import PreferenceStore
 from plaudit.recipes.pages import label_page
 from plaudit.types import Answer, Comparison
@@ -213,6 +214,12 @@ def test_what_lies_before_one_person_is_not_laid_before_another(store):
     assert len(set(open_to_all)) == 3
 
 
+def test_with_overlap_as_many_people_see_a_question_at_once_as_may_answer_it(store):
+    people = ("ann", "ben", "eve", "dan", "fay")
+    before = [re.search(r"prompt \d", page(store, name, overlap=2).get("/").text)[0] for name in people]
+    assert before[0] == before[1] != before[2] == before[3] and before[4] not in before[:4]
+
+
 def test_people_see_answers_in_different_orders(tmp_path):
     store = filled(tmp_path / "s.sqlite", count=40)
     ann, ben = (page(store, name, overlap=2, repeat_every=0) for name in ("ann", "ben"))
@@ -268,6 +275,28 @@ def test_a_disagreement_is_shown_and_the_verdict_stands_for_all(store):
     (label,) = said(store)
     assert label.ranks == (1, 0)
     assert "No question has differing labels" in ann.get("/admin").text
+
+
+def test_what_an_ensemble_disagrees_on_comes_first_until_that_order_is_taken_back(store):
+    opened = PreferenceStore(store)
+    desk = Desk(opened, Asking(repeat_every=0))
+
+    def order(name: str) -> list[str]:
+        prompts = []
+        while asked := desk.next(name):
+            prompts.append(asked.prompt)
+            desk.answer(name, asked.key, lambda count: Said("skip"))
+        return prompts
+
+    at_random = order("ann")
+    # two members, further apart from question to question
+    apart = {question: [[i, 0.0], [0.0, i]] for i, (question, _, _) in enumerate(desk.open_questions(), 1)}
+    prompts = {question: prompt for question, prompt, _ in desk.open_questions()}
+    desk.ask_first(apart)
+    assert order("ben") == [prompts[question] for question in reversed(apart)] != at_random
+    desk.ask_at_random()
+    assert order("eve") == at_random
+    opened.close()
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
@@ -445,7 +474,6 @@ def test_an_unknown_page_is_one_in_words(store):
 def test_a_store_that_fails_is_said_without_details(store, monkeypatch):
     client = page(store)
     from plaudit.errors import DataError
-    from plaudit.preferences.desk import Desk
 
     monkeypatch.setattr(Desk, "next", lambda *_: (_ for _ in ()).throw(DataError("/secret/path: disk is full")))
     response = client.get("/")

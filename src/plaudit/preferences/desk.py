@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from plaudit.errors import PlauditError
 from plaudit.preferences.order import disagreement, priority, shown_order
@@ -39,6 +52,8 @@ Mode = Literal["compare", "best", "rank", "rate"]
 LEASE = 1800.0
 #: a repeat comes after at least this many other labels
 GAP = 10
+#: seconds for which the number of all questions is taken as it was
+FRESH = 10.0
 LONGEST_REASON = 2000
 BEST_RATING = 7
 
@@ -109,6 +124,11 @@ class Desk:
     def __init__(self, store: PreferenceStore, asking: Asking, clock: Callable[[], float] = time.time):
         self.store, self.asking, self._clock = store, asking, clock
         self._db = store.database
+        # made once: to put these together takes longer than to run them. Those that somebody has begun come first, so
+        # that people's agreement shows early.
+        self._waiting = [self._to_label(labels) for labels in range(asking.overlap - 1, -1, -1)]
+        self._counting = self._counts()
+        self._total, self._count_again = 0, 0.0
         if asking.mode == "compare":
             self._make_pairs()
 
@@ -123,8 +143,13 @@ class Desk:
                 if chosen is None:
                     return None
                 question, kind, turn = chosen
-                claim = self._claim(db, annotator, question, kind, turn=turn)
-            return self._question(db, claim)
+                asked = _asked(db, question)
+                shown = shown_order(asked.fingerprint, indices(asked.asked), annotator, turn)
+                claim = self._lay(db, annotator, question, kind, shown)
+            else:
+                asked = _asked(db, claim.question_id)
+            answers = tuple(Answer(asked.answers[i]["text"], asked.answers[i]["ended"]) for i in claim.shown)
+            return Question(claim.key, asked.prompt, answers, self._before(db, claim.replaces))
 
     def _choose(self, db: Connection, annotator: str) -> tuple[int, str, int] | None:
         """(question, kind, how often this person has seen it)."""
@@ -139,35 +164,35 @@ class Desk:
             found = self._to_repeat(db, annotator)
             if found is not None:
                 return found, "repeat", 1
-        # Those that somebody has begun come first, so that people's agreement shows early.
-        for labels in range(self.asking.overlap - 1, -1, -1):
-            query = self._open(
-                annotator, questions.c.known.is_(None), questions.c.labels == labels, self._free(annotator, labels)
-            )
-            found = db.execute(query.order_by(questions.c.priority).limit(1)).scalar()
+        for waiting in self._waiting:
+            found = db.execute(waiting, {"annotator": annotator, "since": self._clock() - LEASE}).scalar()
             if found is not None:
                 return found, "label", 0
         return None
 
-    def _open(self, annotator: str, *conditions: ColumnElement[bool]) -> Any:
+    def _to_label(self, labels: int) -> Select[Any]:
+        """The first question with so many labels that is free: fewer than ``overlap`` people have answered it or have
+        it before them."""
+        held = and_(
+            claims.c.question_id == questions.c.id,
+            claims.c.kind == "label",
+            claims.c.annotator != _WHO,
+            claims.c.served > bindparam("since"),
+        )
+        if labels == self.asking.overlap - 1:
+            free = ~select(claims.c.annotator).where(held).exists()
+        else:
+            free = select(func.count(claims.c.annotator)).where(held).scalar_subquery() < self.asking.overlap - labels
+        query = self._open(_WHO, questions.c.known.is_(None), questions.c.labels == labels, free)
+        return query.order_by(questions.c.priority).limit(1)
+
+    def _open(self, annotator: str | BindParameter[str], *conditions: ColumnElement[bool]) -> Select[Any]:
         """Questions of this mode that this person has not been asked."""
         asked = select(preferences.c.id).where(_mine(annotator), preferences.c.question_id == questions.c.id)
         return select(questions.c.id).where(self._of_mode(), *conditions, ~asked.exists())
 
     def _of_mode(self) -> ColumnElement[bool]:
         return questions.c.pair if self.asking.mode == "compare" else questions.c.whole
-
-    def _free(self, annotator: str, labels: int) -> ColumnElement[bool]:
-        """Fewer than ``overlap`` people have answered it or have it before them."""
-        held = select(claims.c.annotator).where(
-            claims.c.question_id == questions.c.id,
-            claims.c.kind == "label",
-            claims.c.annotator != annotator,
-            claims.c.served > self._clock() - LEASE,
-        )
-        if labels == self.asking.overlap - 1:
-            return ~held.exists()
-        return select(func.count()).select_from(held.subquery()).scalar_subquery() < self.asking.overlap - labels
 
     def _to_repeat(self, db: Connection, annotator: str) -> int | None:
         """A label of this person, some time ago, that was not repeated yet."""
@@ -188,53 +213,41 @@ class Desk:
         )
         return db.execute(query).scalar()
 
-    def _claim(
+    def _lay(
         self,
         db: Connection,
         annotator: str,
         question: int,
         kind: str,
+        shown: Sequence[int],
         *,
-        turn: int = 0,
-        shown: Sequence[int] = (),
         replaces: int | None = None,
     ) -> Row[Any]:
-        """Lays a question before a person, in the place of what lay there."""
-        if not shown:
-            query = select(comparisons.c.fingerprint, questions.c.answers).join(questions)
-            row = db.execute(query.where(questions.c.id == question)).one()
-            shown = shown_order(row.fingerprint, indices(row.answers), annotator, turn)
-        db.execute(delete(claims).where(claims.c.annotator == annotator))
-        made = {
-            "annotator": annotator,
-            "key": secrets.token_hex(16),
-            "question_id": question,
-            "kind": kind,
-            "shown": list(shown),
-            "served": self._clock(),
-            "replaces": replaces,
-        }
-        db.execute(insert(claims).values(**made))
-        return db.execute(select(claims).where(claims.c.annotator == annotator)).one()
+        """Lays a question before a person, before whom none lies."""
+        made = insert(claims).values(
+            annotator=annotator,
+            key=secrets.token_hex(16),
+            question_id=question,
+            kind=kind,
+            shown=list(shown),
+            served=self._clock(),
+            replaces=replaces,
+        )
+        return db.execute(made.returning(claims)).one()
 
-    def _question(self, db: Connection, claim: Row[Any]) -> Question:
-        query = select(comparisons.c.prompt, comparisons.c.answers).join(questions)
-        row = db.execute(query.where(questions.c.id == claim.question_id)).one()
-        answers = tuple(Answer(row.answers[i]["text"], row.answers[i]["ended"]) for i in claim.shown)
-        before = None
-        if claim.replaces is not None:
-            said = db.execute(
-                select(preferences, questions.c.answers.label("asked"))
-                .join(questions)
-                .where(preferences.c.id == claim.replaces)
-            ).first()
-            before = _said(said) if said is not None else None
-        return Question(claim.key, row.prompt, answers, before)
+    def _before(self, db: Connection, label: int | None) -> Said | None:
+        """What was said by a label that is to be replaced."""
+        if label is None:
+            return None
+        query = select(preferences, questions.c.answers.label("asked")).join(questions)
+        said = db.execute(query.where(preferences.c.id == label)).first()
+        return _said(said) if said is not None else None
 
     # --- answering ---
 
-    def answer(self, annotator: str, key: str, said: Said) -> bool:
-        """Records what a person says of the question that lies before them; true when it is on disk.
+    def answer(self, annotator: str, key: str, saying: Callable[[int], Said]) -> bool:
+        """Records what a person says of the question that lies before them; true when it is on disk. ``saying`` is
+        given the number of its answers.
 
         False: this answer was recorded before (a double click, a request sent again); it counts once.
 
@@ -242,15 +255,18 @@ class Desk:
             Refused: no such question lies there, or what is said does not fit it.
         """
         with self._db.write() as db:
-            claim = db.execute(select(claims).where(claims.c.annotator == annotator, claims.c.key == key)).first()
+            # where the answer is refused, the question lies there again
+            taken = delete(claims).where(claims.c.annotator == annotator, claims.c.key == key)
+            claim = db.execute(taken.returning(claims)).first()
             if claim is None:
                 known = select(preferences.c.id).where(preferences.c.key == key, preferences.c.annotator == annotator)
                 if db.execute(known).first() is None:
                     raise Refused("gone")
                 return False
+            said = saying(len(claim.shown))
             _check(said, len(claim.shown))
-            asked = select(questions.c.answers).where(questions.c.id == claim.question_id)
-            order = indices(db.execute(asked).scalar_one())
+            # as a question names them
+            order = sorted(claim.shown)
             elapsed = max(0.0, self._clock() - claim.served)
             place = dict(zip(claim.shown, said.places, strict=False))
             rating = dict(zip(claim.shown, said.ratings, strict=False))
@@ -270,7 +286,6 @@ class Desk:
             put(db, [row])
             if claim.replaces is not None:
                 self._withdraw(db, annotator, claim.replaces)
-            db.execute(delete(claims).where(claims.c.annotator == annotator))
             return True
 
     def undo(self, annotator: str) -> bool:
@@ -286,7 +301,8 @@ class Desk:
             if found is None:
                 return False
             row = self._withdraw(db, annotator, found)
-            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown)
+            _clear(db, annotator)
+            self._lay(db, annotator, row.question_id, row.kind, row.shown)
             return True
 
     def revise(self, annotator: str, label: int) -> None:
@@ -301,7 +317,8 @@ class Desk:
             ).first()
             if row is None:
                 raise Refused("no_label")
-            self._claim(db, annotator, row.question_id, row.kind, shown=row.shown, replaces=label)
+            _clear(db, annotator)
+            self._lay(db, annotator, row.question_id, row.kind, row.shown, replaces=label)
 
     def decide(self, adjudicator: str, question: int, ranks: Sequence[int]) -> None:
         """A verdict over a question that people disagree on, by the answers' order in the store.
@@ -330,20 +347,23 @@ class Desk:
     # --- looking ---
 
     def progress(self, annotator: str) -> Progress:
-        of_mode = and_(self._of_mode(), questions.c.known.is_(None))
         with self._db.read() as db:
-            mine = db.execute(
-                select(func.count(), func.avg(preferences.c.seconds)).where(_mine(annotator), COUNTED)
-            ).one()
-            answered = (
-                select(func.count()).select_from(questions).where(of_mode, questions.c.labels >= self.asking.overlap)
-            )
-            waiting = (
-                select(func.count()).select_from(questions).where(of_mode, questions.c.labels < self.asking.overlap)
-            )
-            return Progress(
-                mine[0], db.execute(answered).scalar_one(), db.execute(waiting).scalar_one(), float(mine[1] or 0.0)
-            )
+            mine, seconds, answered = db.execute(self._counting, {"annotator": annotator}).one()
+            # to count all takes as long as a page does, and they become more by an import alone
+            if time.monotonic() > self._count_again:
+                self._count_again = time.monotonic() + FRESH
+                self._total = db.execute(self._questions()).scalar_one()
+        return Progress(mine, answered, max(0, self._total - answered), seconds)
+
+    def _counts(self) -> Select[Any]:
+        """A person's labels, their mean seconds, and how many questions are answered."""
+        answered = self._questions().where(questions.c.labels >= self.asking.overlap).scalar_subquery()
+        seconds = func.coalesce(func.avg(preferences.c.seconds), 0.0)
+        return select(func.count(), seconds, answered).where(_mine(_WHO), COUNTED)
+
+    def _questions(self) -> Select[Any]:
+        """The number of all questions that are there to be labelled."""
+        return select(func.count()).select_from(questions).where(self._of_mode(), questions.c.known.is_(None))
 
     def said_by(self, annotator: str, most: int = 200) -> list[dict[str, Any]]:
         """A person's own labels that stand, newest first."""
@@ -375,19 +395,6 @@ class Desk:
                 kept = secrets.token_urlsafe(32)
                 db.execute(insert(secrets_table).values(name="links", value=kept))
             return kept
-
-    def laid(self, annotator: str, key: str) -> int:
-        """How many answers the question has that lies (or lay) before a person under this key.
-
-        Raises:
-            Refused: no such question was laid before them.
-        """
-        with self._db.read() as db:
-            for table in (claims, preferences):
-                query = select(table.c.shown).where(table.c.annotator == annotator, table.c.key == key)
-                if (shown := db.execute(query).scalar()) is not None:
-                    return len(shown)
-        raise Refused("gone")
 
     def size(self, question: int) -> int:
         """How many answers a question has.
@@ -432,19 +439,41 @@ class Desk:
         """Orders questions by what an ensemble of reward models would learn from each: ``scores[question][member]`` are
         the member's scores of its answers."""
         with self._db.write() as db:
-            for question, said in scores.items():
-                db.execute(update(questions).where(questions.c.id == question).values(priority=-disagreement(said)))
+            _prioritise(db, ((question, -disagreement(said)) for question, said in scores.items()))
 
     def ask_at_random(self) -> None:
         """Takes such an order back."""
         query = select(questions.c.id, questions.c.answers, questions.c.whole, comparisons.c.fingerprint)
         with self._db.write() as db:
-            for row in db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all():
-                drawn = priority(row.fingerprint, "" if row.whole else row.answers)
-                db.execute(update(questions).where(questions.c.id == row.id).values(priority=drawn))
+            ordered = db.execute(query.join(comparisons).where(questions.c.priority <= 0)).all()
+            _prioritise(db, ((r.id, priority(r.fingerprint, "" if r.whole else r.answers)) for r in ordered))
 
 
-def _mine(annotator: str) -> ColumnElement[bool]:
+def _prioritise(db: Connection, of: Iterable[tuple[int, float]]) -> None:
+    """Gives questions their priorities."""
+    change = update(questions).where(questions.c.id == bindparam("question")).values(priority=bindparam("given"))
+    for part in chunks(of):
+        db.execute(change, [{"question": question, "given": given} for question, given in part])
+
+
+def _asked(db: Connection, question: int) -> Any:
+    """A question's comparison, and which of its answers it is about."""
+    query = select(
+        comparisons.c.fingerprint, comparisons.c.prompt, comparisons.c.answers, questions.c.answers.label("asked")
+    ).join(questions)
+    return db.execute(query.where(questions.c.id == question)).one()
+
+
+def _clear(db: Connection, annotator: str) -> None:
+    """Takes away what lies before a person."""
+    db.execute(delete(claims).where(claims.c.annotator == annotator))
+
+
+#: the person, where a statement is made before it is known who asks
+_WHO: BindParameter[str] = bindparam("annotator")
+
+
+def _mine(annotator: str | BindParameter[str]) -> ColumnElement[bool]:
     return and_(preferences.c.annotator == annotator, preferences.c.withdrawn.is_(None))
 
 

@@ -123,14 +123,19 @@ class PreferenceStore:
             said = {f"by {name}": n for name, n in db.execute(each.order_by(preferences.c.annotator))}
             return {"comparisons": db.execute(select(func.count()).select_from(comparisons)).scalar_one()} | said
 
-    def labels(self) -> list[Label]:
-        """Everything that stands, for figures of agreement; ``ranks`` is empty where a question was skipped."""
+    def labels(self, *, several: bool = False) -> list[Label]:
+        """Everything that stands, for figures of agreement; ``ranks`` is empty where a question was skipped.
+
+        ``several``: just what was said of questions that have more labels than one.
+        """
         query = (
             select(preferences, questions.c.answers.label("asked"), questions.c.known)
             .join(questions)
             .where(preferences.c.withdrawn.is_(None))
             .order_by(preferences.c.id)
         )
+        if several:
+            query = query.where(questions.c.labels > 1)
         with self.database.read() as db:
             return [
                 Label(

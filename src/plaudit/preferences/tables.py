@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,22 @@ from sqlalchemy import (
     event,
     inspect,
     make_url,
+    text,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from plaudit.errors import ConfigError, DataError, first_line
 
 metadata = MetaData()
+
+
+def _where(*conditions: str) -> dict[str, Any]:
+    """The rows that an index holds, in the words of the queries: SQLite compares those, and its truths are ``= 1``."""
+    return {
+        "sqlite_where": text(" AND ".join(c if " " in c else f"{c} = 1" for c in conditions)),
+        "postgresql_where": text(" AND ".join(conditions)),
+    }
+
 
 comparisons = Table(
     "comparisons",
@@ -64,8 +75,10 @@ questions = Table(
     Column("labels", Integer, nullable=False),
     Column("known", JSON(none_as_null=True)),
     UniqueConstraint("comparison_id", "answers"),
-    Index("ix_questions_whole", "whole", "labels", "priority"),
-    Index("ix_questions_pair", "pair", "labels", "priority"),
+    # each for one way of asking, and just what it reads: the next question is its first row, progress counts its rows
+    Index("ix_questions_whole", "labels", "priority", **_where("whole", "known IS NULL")),
+    Index("ix_questions_pair", "labels", "priority", **_where("pair", "known IS NULL")),
+    Index("ix_questions_known", "id", **_where("known IS NOT NULL")),
 )
 
 #: ``kind``: label, repeat (the same person again, to see whether they agree with themselves), check (a question with
@@ -129,6 +142,10 @@ class Database:
         self.engine = self._engine(create)
         event.listen(self.engine, "begin", _begin)
         self.reading = self.engine.execution_options(plaudit_reading=True)
+        if self.engine.dialect.name == "postgresql":
+            # a statement sees what was committed before it, in a transaction or not; this way costs it no two more
+            self.reading = self.reading.execution_options(isolation_level="AUTOCOMMIT")
+        self._writing = threading.Lock()
         with self.named():
             self._recognise(create, upgrade)
             self._write_ahead()
@@ -183,7 +200,8 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that no other writing one overlaps: what it reads is still so when it writes."""
-        with self.named(), self.engine.begin() as connection:
+        # threads wait for one another here: SQLite would have them ask again and again, and leave one out for long
+        with self.named(), self.engine.connect() as connection, self._writing, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             yield connection

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit.errors import DataError, PlauditError
 from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
-from plaudit.preferences.desk import BEST_RATING, Desk, Question, Refused, Said
+from plaudit.preferences.desk import BEST_RATING, Desk, Mode, Question, Refused, Said
 from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
@@ -46,7 +49,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 LARGEST_FORM = 64 * 1024
-#: seconds for which the figure of agreement on the page is taken as it was
+#: seconds for which the figure of agreement on the page is taken as it was, at least
 FRESH = 10.0
 
 
@@ -145,7 +148,8 @@ def _label_routes(app: FastAPI, pages: _Pages, contest: Contest | None) -> None:
         form: dict[str, str] = _FIELDS,
     ) -> Response:
         visitor = pages.known(request)
-        desk.answer(visitor.name, key, _said(desk, visitor.name, key, choice, form, reason, seconds))
+        mode = desk.asking.mode
+        desk.answer(visitor.name, key, lambda count: _said(mode, count, choice, form, reason, seconds))
         return _to("/")
 
     @app.post("/undo")
@@ -261,15 +265,13 @@ def _to(place: str) -> RedirectResponse:
     return RedirectResponse(place, status_code=303)
 
 
-def _said(desk: Desk, annotator: str, key: str, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
-    """What a form says. The desk checks it against the question."""
+def _said(mode: Mode, count: int, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
+    """What a form says of ``count`` answers. The desk checks it against the question."""
     more: dict[str, Any] = {"reason": reason.replace("\r\n", "\n"), "seconds": _seconds(seconds)}
     if choice == "skip":
         return Said("skip", **more)
-    count = desk.laid(annotator, key)
     if choice in ("equal", "both_bad"):
         return Said("both_bad" if choice == "both_bad" else "ranked", (0,) * count, **more)
-    mode = desk.asking.mode
     if choice == "submit" and mode in ("rank", "rate"):
         name = "place" if mode == "rank" else "rating"
         values = [form.get(f"{name}_{i}", "") for i in range(1, count + 1)]
@@ -297,7 +299,7 @@ class _Pages:
 
     def __init__(self, desk: Desk, door: Door, look: Look):
         self.desk, self.door, self.look = desk, door, look
-        self._agree: tuple[float, Share] | None = None
+        self._agree, self._agree_again, self._agreeing = Share.of(0, 0), 0.0, threading.Lock()
 
     def known(self, request: Request) -> Visitor:
         """
@@ -382,10 +384,17 @@ class _Pages:
         )
 
     def agreed(self) -> Share:
-        """How often two people say the same; what it was a few seconds ago is good enough for a page."""
-        if self._agree is None or time.monotonic() - self._agree[0] > FRESH:
-            self._agree = (time.monotonic(), agree(self.desk.store.labels()))
-        return self._agree[1]
+        """How often two people say the same; what it was a few seconds ago is good enough for a page. One request works
+        it out while others take the last one, and seldom enough to cost little where there are many labels."""
+        begun = time.monotonic()
+        if begun >= self._agree_again and self._agreeing.acquire(blocking=False):
+            try:
+                self._agree = agree(self.desk.store.labels(several=True))
+                done = time.monotonic()
+                self._agree_again = done + max(FRESH, 20 * (done - begun))
+            finally:
+                self._agreeing.release()
+        return self._agree
 
     def overview(self, request: Request, visitor: Visitor) -> HTMLResponse:
         t = self.words(request)
@@ -423,17 +432,33 @@ def _refusal(request: Request, pages: _Pages) -> Response | None:
     return None
 
 
+class _Guard:
+    """Around every request. No function of ``app.middleware``, which costs more than a short page."""
+
+    def __init__(self, app: ASGIApp, pages: _Pages):
+        self._app, self._pages = app, pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                if scope["path"].startswith("/static/"):
+                    headers["Cache-Control"] = "max-age=300"
+            await send(message)
+
+        await (_refusal(Request(scope), self._pages) or self._app)(scope, receive, with_headers)
+
+
 def _guard(app: FastAPI, pages: _Pages) -> None:
     """What holds for every request: size, origin, headers; and errors as pages, never as traces."""
 
-    @app.middleware("http")
-    async def guarded(request: Request, call_next: Any) -> Response:
-        response: Response = _refusal(request, pages) or await call_next(request)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        if request.url.path.startswith("/static/"):
-            response.headers["Cache-Control"] = "max-age=300"
-        return response
+    app.add_middleware(_Guard, pages=pages)
 
     @app.exception_handler(Unauthorised)
     def unauthorised(request: Request, error: Exception) -> Response:
