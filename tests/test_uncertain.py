@@ -55,7 +55,8 @@ def labels_needed(path: Path, seed: int, uncertain: bool) -> int:
             assert asked is not None
             first, second = (a.text for a in asked.answers)
             better = taste.prefers(first, second)
-            desk.answer("ann", asked.key, Said("ranked", (0, 1) if better else (1, 0)))
+            places = (0, 1) if better else (1, 0)
+            desk.answer("ann", asked.key, lambda _, places=places: Said("ranked", places))
             said.append((first, second) if better else (second, first))
         members = [taste.fitted([said[i] for i in draws.integers(len(said), size=len(said))]) for _ in range(MEMBERS)]
         if taste.accuracy(taste.fitted(said)) >= GOAL:
