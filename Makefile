@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 VLLM := .venv-vllm
 RUN := runs/quickstart
 
-.PHONY: quickstart test lint types imports docs verify-quickstart verify-health verify-labelling verify-vllm clean
+.PHONY: quickstart test lint types imports docs verify-quickstart verify-health verify-labelling verify-browser verify-vllm clean
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,10 @@ docs: $(VENV)/.installed
 # The full quickstart with three seeds against the figures the README states (about 20 minutes).
 verify-quickstart: $(VENV)/.installed
 	$(BIN)/python tests/verify_quickstart.py
+
+# The pages in a real browser: Chromium as the system has it.
+verify-browser: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/browser -m browser
 
 # No warning in ten seeds of a healthy run, from the quickstart in $(RUN) (about 40 minutes).
 verify-health: $(VENV)/.installed

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from serving import served
 from tiny_runs import config
 
 import plaudit
@@ -37,21 +32,6 @@ def folder(path: Path, name: str = "run", **files: list[dict]) -> Path:
 
 def browser(run: Path | str, host: str = "127.0.0.1") -> TestClient:
     return TestClient(watch_page([str(run)], host).app, base_url="http://127.0.0.1", raise_server_exceptions=True)
-
-
-@contextmanager
-def served(app: FastAPI) -> Iterator[int]:
-    """A real server: a stream that never ends cannot be read from a client without one."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 class Stream:

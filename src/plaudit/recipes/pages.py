@@ -172,9 +172,10 @@ def _serve(
             say(f"{who}: {address}{way}")
         say(f"{note}; Ctrl-C ends the page")
         opened(address)
-        # a page that is being watched has a connection that never ends by itself
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listening])
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
+        server = uvicorn.Server(config)
+        app.state.ended = lambda: server.should_exit
+        server.run(sockets=[listening])
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -22,10 +22,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plaudit.errors import DataError, PlauditError
 from plaudit.preferences.agreement import Label, Share, agree, agreement, asked_again, attentive
@@ -34,20 +31,10 @@ from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
 from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, proper_name
+from plaudit.web.guard import guard
 from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, templates, visible
 
 HERE = pathlib.Path(__file__).parent
-POLICY = (
-    "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    # no-referrer would take the origin from the page's own forms too
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 LARGEST_FORM = 64 * 1024
 #: seconds for which the figure of agreement on the page is taken as it was, at least
 FRESH = 10.0
@@ -108,20 +95,14 @@ def labelling_app(
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     pages = _Pages(desk, door, look)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
-    if door.open_house:
-        local_only(app)
-    _guard(app, pages)
+    guard(app, local=door.open_house, refusal=lambda request: _refusal(request, pages))
+    _errors(app, pages)
     _label_routes(app, pages, contest)
     if contest is not None:
         _contest_routes(app, pages, contest)
     _overview_routes(app, pages)
     _door_routes(app, pages, programmes)
     return app
-
-
-def local_only(app: FastAPI) -> None:
-    """A page of another name that resolves to this machine is not this page."""
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
 
 def _label_routes(app: FastAPI, pages: _Pages, contest: Contest | None) -> None:
@@ -432,33 +413,8 @@ def _refusal(request: Request, pages: _Pages) -> Response | None:
     return None
 
 
-class _Guard:
-    """Around every request. No function of ``app.middleware``, which costs more than a short page."""
-
-    def __init__(self, app: ASGIApp, pages: _Pages):
-        self._app, self._pages = app, pages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                if scope["path"].startswith("/static/"):
-                    headers["Cache-Control"] = "max-age=300"
-            await send(message)
-
-        await (_refusal(Request(scope), self._pages) or self._app)(scope, receive, with_headers)
-
-
-def _guard(app: FastAPI, pages: _Pages) -> None:
-    """What holds for every request: size, origin, headers; and errors as pages, never as traces."""
-
-    app.add_middleware(_Guard, pages=pages)
+def _errors(app: FastAPI, pages: _Pages) -> None:
+    """Errors as pages, never as traces."""
 
     @app.exception_handler(Unauthorised)
     def unauthorised(request: Request, error: Exception) -> Response:

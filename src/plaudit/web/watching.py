@@ -22,7 +22,7 @@ from plaudit.errors import RunError
 from plaudit.inspection import trace
 from plaudit.inspection.follow import Follower, Watched
 from plaudit.web.door import Door, Unauthorised
-from plaudit.web.labelling import HEADERS, POLICY, local_only
+from plaudit.web.guard import guard
 from plaudit.web.trace import trace_page
 from plaudit.web.words import LANGUAGES, phrases, preferred, templates
 
@@ -35,16 +35,9 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     """The application over ``runs``."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
-    if door.open_house:
-        local_only(app)
-    headers = HEADERS | {"Content-Security-Policy": f"{POLICY}; connect-src 'self'"}
-
-    @app.middleware("http")
-    async def guarded(request: Request, call_next: Any) -> Response:
-        response: Response = await call_next(request)
-        for name, value in headers.items():
-            response.headers.setdefault(name, value)
-        return response
+    guard(app, local=door.open_house)
+    # a stream ends with its server, which says so here
+    app.state.ended = lambda: False
 
     @app.exception_handler(Unauthorised)
     def unauthorised(request: Request, error: Exception) -> Response:
@@ -85,7 +78,7 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     @app.get("/events", response_class=EventSourceResponse, dependencies=known)
     async def events() -> AsyncIterator[ServerSentEvent]:
         followers = [Follower(run.folder) for run in runs]
-        while True:
+        while not app.state.ended():
             for number, follower in enumerate(followers):
                 for news in follower.news():
                     said = {"run": number, "kind": news.kind, "lines": news.lines, "anew": news.anew}
