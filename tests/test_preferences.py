@@ -204,3 +204,15 @@ def test_two_open_stores_see_each_others_labels(store: PreferenceStore):
     other.record([Preference(stored, (0, 1), "ann")])
     assert store.unlabelled() == [] and len(store.preferences()) == 1
     other.close()
+
+
+def test_text_that_no_database_holds_is_stored_with_a_replacement(tmp_path):
+    """Half a surrogate pair (JSON can say it) and NUL: in the prompt, in an answer, in a reason."""
+    store = PreferenceStore(tmp_path / "s.sqlite", create=True)
+    odd = Comparison(0, "a \udc80 b \x00 c", (Answer("\udc80\x00"), Answer("plain")))
+    (kept,) = store.add([odd])
+    assert store.add([odd])[0].id == kept.id
+    store.record([Preference(kept, (0, 1), "ann")])
+    (label,) = store.preferences()
+    assert label.comparison.prompt == "a \ufffd b \ufffd c"
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Dialect,
     Engine,
     Float,
     ForeignKey,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     create_engine,
     event,
@@ -40,6 +43,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from plaudit.errors import ConfigError, DataError, first_line
 
 metadata = MetaData()
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def _where(*conditions: str) -> dict[str, Any]:
@@ -50,12 +54,23 @@ def _where(*conditions: str) -> dict[str, Any]:
     }
 
 
+class Words(TypeDecorator[str]):
+    """Text as a model or a person wrote it. Half a surrogate pair and NUL, which a database cannot hold in text, become
+    the replacement character."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else _UNSTORABLE.sub("\ufffd", value)
+
+
 comparisons = Table(
     "comparisons",
     metadata,
     Column("id", Integer, primary_key=True),
     Column("fingerprint", String(64), nullable=False, unique=True),
-    Column("prompt", Text, nullable=False),
+    Column("prompt", Words, nullable=False),
     Column("answers", JSON, nullable=False),
     Column("provenance", JSON, nullable=False),
 )
@@ -95,7 +110,7 @@ preferences = Table(
     Column("said", String(10), nullable=False),
     Column("ranks", JSON(none_as_null=True)),
     Column("ratings", JSON(none_as_null=True)),
-    Column("reason", Text, nullable=False),
+    Column("reason", Words, nullable=False),
     Column("shown", JSON, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("created", String(40), nullable=False),
