@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -50,14 +51,27 @@ class Keeps(TrainerCallback):
         self.paused += time.perf_counter() - stopped
 
 
-def scoring(folder: str) -> nn.Module:
-    """The reward model with its normalised score: the shift that its configuration keeps becomes the head's bias."""
+def scoring(folder: str, end: int | None = None) -> nn.Module:
+    """The reward model with its normalised score: the shift that its configuration keeps becomes the head's bias.
+
+    TRL reads a score at the end token. The reward model was trained to be read at the last token of the text, as
+    Plaudit reads it; so that both are judged by the same numbers, the state at ``end`` is that of the token before.
+    """
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     head = nn.Linear(model.config.hidden_size, 1)
     with torch.no_grad():
         head.weight.copy_(model.score.weight)
         head.bias.fill_(-getattr(model.config, "score_shift", 0.0))
     model.score = head
+
+    def as_before(_backbone: nn.Module, _args: tuple, given: dict, output: Any) -> Any:
+        *below, last = output.hidden_states
+        before = torch.roll(last, 1, dims=1)
+        output.hidden_states = (*below, torch.where((given["input_ids"] == end)[:, :, None], before, last))
+        return output
+
+    if end is not None:
+        getattr(model, model.base_model_prefix).register_forward_hook(as_before, with_kwargs=True)
     return model
 
 
@@ -98,7 +112,7 @@ def main() -> None:
         processing_class=tokenizer,
         model=policy,
         ref_model=reference,
-        reward_model=scoring(task["reward"]),
+        reward_model=scoring(task["reward"], task["end"]),
         # as ours: the critic starts from the reward model
         value_model=scoring(task["reward"]),
         train_dataset=prompts,
