@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from pathlib import Path
@@ -17,13 +16,17 @@ from plaudit.inspection import trace
 from plaudit.presets import PRESETS
 from plaudit.runs import read_jsonl
 from plaudit.web.trace import trace_page
+from plaudit.web.words import sum_words
 
-KINDS = {
+KINDS: dict[str, dict] = {
     "default": {},
     "every convention of the row": {"conventions__score_position": "row_end", "conventions__kl_over": "row"},
+    "score at the end of the row": {"conventions__score_position": "row_end"},
+    "score after the end": {"conventions__score_position": "after_end"},
     "KL in the loss": {"kl__place": "loss"},
     "exact KL": {"kl__estimator": "full"},
     "whitened rewards": {"whiten_rewards": True},
+    "padding whitened too": {"whiten_rewards": True, "conventions__preset": "trl-0.7"},
     "bootstrapped": {"bootstrap_truncated": True},
     "rewards summed": {"value_target": "discounted_sum", "gamma": 0.9},
     "one trunk": {"arrangement__kind": "shared_trunk"},
@@ -33,12 +36,19 @@ KINDS = {
     "reinforce++": {"estimator": "reinforce++"},
     "lagging": {"pool__refresh_every": 2, "iterations": 2},
     "two clips": {"clip_range": 0.01, "clip_range_above": 0.02, "actor__learning_rate": 1e-2},
+    "limited KL": {"conventions__kl_clamp__estimate": 0.01, "actor__learning_rate": 1e-2},
+    "limited ratio": {"conventions__ratio_clamp": 0.01, "actor__learning_rate": 1e-2},
+    "fixed length": {"sampling__fixed_length": True, "truncation_penalty": 0.0},
 }
 KINDS |= {f"as {name}": {"conventions__preset": name} for name in PRESETS if name != "plaudit"}
+#: answers of different lengths: the tiny model ends with one of these often
+STOPS = {"sampling__max_new_tokens": 8, "sampling__stop": list("aeiou0123456789")}
 
 
 def traced(out: Path, **keys) -> tuple[list[trace.Found], dict[str, float]]:
     """All answers of a run's last iteration, and that iteration's metrics."""
+    if not keys.get("sampling__fixed_length") and keys.get("conventions__preset") != "ziegler19":
+        keys = STOPS | keys
     plaudit.ppo(config(out, **{"trace__answers": 8} | keys))
     made = trace.read(out, trace.steps(out)[-1])
     return [trace.Found(made.step, made.rules, a) for a in made.answers], read_jsonl(out / "metrics.jsonl")[-1]
@@ -89,23 +99,74 @@ def test_every_number_is_its_sum(run):
             charged = rules.kl_coef * token.kl if token.kl_charged and rules.kl_place == "reward" else 0.0
             assert close(token.reward, token.score + token.dense - charged)
             if token.chosen:
-                scale = rules.advantages
-                assert close(token.advantage, (token.raw_advantage - scale.shift) / scale.deviation)
-                assert close(token.whitened_reward, (token.reward - rules.rewards.shift) / rules.rewards.deviation)
+                assert close(token.advantage, scaled(rules.advantages, token.raw_advantage))
+                assert close(token.whitened_reward, scaled(rules.rewards, token.reward))
             if rules.estimator == "gae":
                 then, later = (following.value, following.raw_advantage) if following else (answer.bootstrap, 0.0)
                 delta = token.whitened_reward + rules.gamma * then - token.value
                 assert close(token.raw_advantage, delta + rules.gamma * rules.lam * later)
                 if rules.value_target == "lambda_return" and token.chosen:
                     assert close(token.returns, token.raw_advantage + token.value)
-            for step in token.steps:
-                if token.chosen and step.ratio is not None:
-                    assert close(step.ratio, math.exp(step.logprob - token.logprob))
             own = [a.logprob for a in token.alternatives if a.id == token.id]
             assert all(close(p, token.logprob, 1e-4) for p in own)
             likely = [a.logprob for a in token.alternatives]
             assert likely == sorted(likely, reverse=True) and len(likely) == (5 if token.chosen else 0)
-    assert "nan" not in json.dumps([str(trace.sums(f, i)) for f in answers for i in range(len(f.trace.tokens))])
+
+
+def test_every_printed_sum_comes_out(run):
+    """Each `… = x` in numbers alone is reckoned again, as far as its rounded terms allow."""
+    answers, _ = run
+    reckoned = 0
+    for found in answers:
+        for place in range(len(found.trace.tokens)):
+            for text in sums(found, place).values():
+                for clause in re.split(r";|, beyond", text):
+                    *_, left, right = ["", "", *clause.replace("−", "-").replace("×", "*").split(" = ")]
+                    left = re.sub(r"score|step \d+:|whitened:", "", left).replace("exp", "math.exp")
+                    if re.fullmatch(r"[-+*/(). 0-9e]*", left.replace("math.exp", "")) and re.search(r"\d", left):
+                        assert eval(left) == pytest.approx(float(right), abs=0.02, rel=0.05), text
+                        reckoned += 1
+    assert reckoned > 50
+
+
+def test_what_the_policy_did_not_choose_has_no_ratio(run):
+    answers, _ = run
+    tokens = [t for a in answers for t in a.trace.tokens]
+    assert any(t.chosen for t in tokens)
+    for token in tokens:
+        if not token.chosen:
+            assert all(s.ratio is None and s.policy_loss is None for s in token.steps) and not token.alternatives
+        assert (token.logprob is None) == (token.id is None)
+    for found in answers:
+        assert sum(t.score != 0 for t in found.trace.tokens) <= 1
+        assert found.trace.paid == 0 or close(sum(t.score + t.dense for t in found.trace.tokens), found.trace.paid)
+
+
+def test_conventions_that_look_beyond_an_answer_show_places_beyond_it(tmp_path):
+    for name, keys in {"one": {"conventions__preset": "trl-1"}, "row": KINDS["score at the end of the row"]}.items():
+        answers, _ = traced(tmp_path / name, **keys)
+        assert any(not t.chosen for a in answers for t in a.trace.tokens)
+
+
+def test_a_step_that_was_refused_is_told_from_one_that_was_taken(tmp_path):
+    keys = {"conventions__skip_above_mean_ratio": 1.0001, "actor__learning_rate": 0.05, "epochs": 3}
+    answers, metrics = traced(tmp_path / "run", **keys)
+    steps = [s for a in answers for t in a.trace.tokens for s in t.steps]
+    assert metrics["actor/skipped"] > 0
+    refused = {s.update for s in steps if not s.taken}
+    assert len(refused) == round(metrics["actor/skipped"] * metrics["updates"])
+    for found in answers:
+        for token in found.trace.tokens:
+            last = trace.last_step(token)
+            assert last is None or last.update not in refused
+
+
+def sums(found: trace.Found, place: int) -> dict[str, str]:
+    return trace.sums(found, place, sum_words("en"))
+
+
+def scaled(scale: trace.Scaling | None, x: float) -> float:
+    return x if scale is None else (x - scale.shift) / scale.deviation
 
 
 def test_the_first_step_sees_the_policy_that_sampled(tmp_path):
@@ -117,9 +178,9 @@ def test_the_first_step_sees_the_policy_that_sampled(tmp_path):
 def test_a_sum_says_what_the_score_cost_and_what_a_clip_does(tmp_path):
     answers, _ = traced(tmp_path / "run", **KINDS["two clips"])
     last = len(answers[0].trace.tokens) - 1
-    text = trace.sums(answers[0], last)["reward"]
+    text = sums(answers[0], last)["reward"]
     assert re.search(r"−0\.06 × .* \+ score .* = ", text) and "1.000 for penalties" in text
-    every = [trace.sums(a, i).get("ratio", "") for a in answers for i in range(len(a.trace.tokens))]
+    every = [sums(a, i).get("ratio", "") for a in answers for i in range(len(a.trace.tokens))]
     assert any("beyond 1.02: clipped" in t for t in every) or any("beyond 0.99: clipped" in t for t in every)
 
 
@@ -127,7 +188,7 @@ def test_a_users_own_functions_are_named_in_the_sums(tmp_path):
     (tmp_path / "mine.py").write_text("def halved(rewards, rollout):\n    return rewards / 2\n")
     answers, _ = traced(tmp_path / "run", functions__token_rewards=f"{tmp_path}/mine.py:halved")
     token = answers[0].trace.tokens[-1]
-    assert "functions.token_rewards makes" in trace.sums(answers[0], len(answers[0].trace.tokens) - 1)["reward"]
+    assert "functions.token_rewards makes" in sums(answers[0], len(answers[0].trace.tokens) - 1)["reward"]
     assert close(token.reward, (token.score - answers[0].rules.kl_coef * token.kl) / 2)
 
 

@@ -46,6 +46,16 @@ def mean_weights(
     raise ValueError(f"unknown reduction {reduction!r}: token-mean, seq-mean-token-sum or seq-mean-token-mean")
 
 
+def whitening(
+    x: Float[Tensor, ...], mask: Bool[Tensor, ...], *, unbiased: bool = False, eps: float = 1e-8, floor: bool = False
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The mean over the true positions, and the factor that :func:`whiten` multiplies by: one over the deviation."""
+    mean = masked_mean(x, mask)
+    squares = torch.where(mask, torch.where(mask, x, 0.0) - mean, 0.0).square().sum()
+    variance = squares / (mask.sum() - int(unbiased)).clamp(min=1)
+    return mean, (variance.clamp(min=eps) if floor else variance + eps).rsqrt()
+
+
 def whiten(
     x: Float[Tensor, ...],
     mask: Bool[Tensor, ...],
@@ -63,11 +73,8 @@ def whiten(
     (or the mean). Without ``reset`` the other positions, taken as 0, go through the same map. Ziegler et al. 2019,
     section 2.2.
     """
-    n = mask.sum()
-    mean = masked_mean(x, mask)
-    centred = torch.where(mask, x, 0.0) - mean
-    variance = torch.where(mask, centred, 0.0).square().sum() / (n - int(unbiased)).clamp(min=1)
-    scaled = centred * (variance.clamp(min=eps) if floor else variance + eps).rsqrt()
+    mean, factor = whitening(x, mask, unbiased=unbiased, eps=eps, floor=floor)
+    scaled = (torch.where(mask, x, 0.0) - mean) * factor
     if keep_mean:
         scaled = scaled + mean
     return torch.where(mask, scaled, 0.0) if reset else scaled

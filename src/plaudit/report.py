@@ -780,6 +780,8 @@ PHASES = {
     "judge": "Judge",
     "improve": "Improve",
     "publish": "Publish",
+    "trace": "Trace answers (in iterations that are traced)",
+    "probe": "Answer the same prompts again (in iterations that do)",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from plaudit import ops
 from plaudit.algorithms.credit import Facts, TokenRewards, assign, checked
 from plaudit.config import CRITIC_FREE, PPOConfig
-from plaudit.conventions import Conventions, Credit, Estimate, Positions, credited, estimated_kl, limited_kl
+from plaudit.conventions import Credit, Estimate, Positions, credited, estimated_kl, limited_kl
 from plaudit.device import Clock
 from plaudit.errors import NonFinite, PlauditError
 from plaudit.learner import Average, Learner, Loss, Stats, weighted
@@ -109,6 +109,25 @@ class Seen:
 
 
 @dataclass
+class Watch:
+    """Notes what the steps of one iteration make of ``count`` answers from number ``first`` on. ``refused``: the steps
+    that were not taken."""
+
+    first: int
+    count: int
+    #: the step that is being made
+    update: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+
+    def note(self, rows: Experience, values: dict[str, Tensor]) -> None:
+        keep = (rows.number >= self.first) & (rows.number < self.first + self.count)
+        if keep.any():
+            kept = {name: x.detach()[keep].float().cpu() for name, x in values.items()}
+            self.seen.append(Seen(self.update, rows.number[keep].cpu(), kept))
+
+
+@dataclass
 class State:
     """What changes from iteration to iteration, apart from the weights."""
 
@@ -119,26 +138,22 @@ class State:
     pool: Pool = field(default_factory=Pool)
     #: the next answers, being sampled ahead; a resumed run samples them again, from the same weights
     pending: Future[Rollout] | None = None
-    #: what this iteration's steps made of each token, where that is to be traced
-    seen: list[Seen] | None = None
-    #: the number of the step that is being made, within the iteration
-    update: int = 0
+    #: looks at the steps of this iteration, where it is traced
+    watch: Watch | None = None
 
     def see(self, rows: Experience, **values: Tensor) -> None:
         """A loss shows what it made of each token."""
-        if self.seen is not None:
-            self.seen.append(
-                Seen(self.update, rows.number.cpu(), {n: x.detach().float().cpu() for n, x in values.items()})
-            )
+        if self.watch is not None:
+            self.watch.note(rows, values)
 
 
 @dataclass(frozen=True)
 class Account:
-    """All that an iteration's update was made from; tensors are those of ``rows``.
+    """All that a traced iteration's update was made from; tensors are those of ``rows``.
 
-    ``paid`` f32 (B,): the scores after clip and penalties. ``kl_coef``: what KL cost. ``number``: that of the first
-    answer. ``alternatives`` f32 (N, S, 2, K), by role's name: of the first N answers, the log-probabilities and ids of
-    the likeliest tokens in each token's place; empty, as ``seen``, where the iteration is not traced.
+    ``paid`` f32 (B,): the scores after clip and penalties. ``counted`` bool (B, S): where the recursion of the
+    advantages ran. ``kl_coef``: what KL cost. ``alternatives`` f32 (N, S, 2, K), by role: of the first N answers,
+    the log-probabilities and ids of the likeliest tokens in each token's place. ``watch``: what the steps made of them.
     """
 
     rows: Rollout
@@ -148,26 +163,23 @@ class Account:
     read: Read
     facts: Facts
     credit: Credit
+    counted: Tensor
     importance: Tensor
     kl_coef: float
-    number: int
     alternatives: dict[str, Tensor]
-    seen: list[Seen]
-
-    def credited(self, c: Conventions) -> Tensor:
-        """Where the recursion of the advantages ran."""
-        return credited(c, self.positions)
+    watch: Watch
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration leaves behind: its metrics, what was said and how it was judged, and the whole account."""
+    """What an iteration leaves behind: its metrics, what was said and how it was judged; the whole account, where it is
+    traced."""
 
     metrics: dict[str, float]
     rollout: Rollout
     scores: Tensor
     kl: Tensor
-    account: Account
+    account: Account | None
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,7 @@ def ppo_iteration(
             rollout = roles.prepare(rollout)
             rows, positions = as_read(cfg, rollout, roles)
             read = read_policies(cfg, roles, rows, positions)
+        with roles.clock("trace"):
             traced = cfg.trace.due(state.iteration + 1, cfg.iterations)
             alternatives = read_alternatives(cfg, roles, rows) if traced else {}
     tell("act", rollout)
@@ -251,7 +264,7 @@ def ppo_iteration(
         if upcoming:
             following = state.iteration + 1
             state.pending = roles.ahead(lambda: sampled(cfg, roles, upcoming, following))
-    state.seen = [] if traced else None
+    state.watch = Watch(number, cfg.trace.answers) if traced else None
     with roles.clock("improve"):
         updates = list(improvements(cfg, roles, state))
     tell("improve", updates)
@@ -262,11 +275,24 @@ def ppo_iteration(
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
     metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef
-    account = Account(
-        *(rows, positions, judgement, scores, read, facts, credit, experience.importance, state.kl_coef, number),
-        alternatives=alternatives,
-        seen=state.seen or [],
-    )
+    account = None
+    if state.watch is not None:
+        account = Account(
+            rows=rows,
+            positions=positions,
+            judgement=judgement,
+            paid=scores,
+            # hidden states would be held through the next iteration
+            read=replace(read, ref_hidden=rows.features[:, :, :0]),
+            facts=facts,
+            credit=credit,
+            counted=credited(cfg.conventions, positions),
+            importance=experience.importance,
+            kl_coef=state.kl_coef,
+            alternatives=alternatives,
+            watch=state.watch,
+        )
+        state.watch = None
     if cfg.kl.controller == "adaptive":
         state.kl_coef = ops.adaptive_kl_coef(
             state.kl_coef, float(kl.mean()), target=cfg.kl.target, horizon=cfg.kl.horizon, n=len(rollout)
@@ -392,8 +418,11 @@ def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[st
     for update in roles.updates:
         update.learner.rollouts = state.iteration - cfg.critic_warmup * (update.name == "actor")
     for number, minibatch in enumerate(state.pool.minibatches(cfg.epochs, cfg.minibatches, generator)):
-        state.update = number
+        if state.watch is not None:
+            state.watch.update = number
         stats = improve(cfg, roles, minibatch, critic_only=critic_only)
+        if state.watch is not None and stats.get("actor/skipped"):
+            state.watch.refused.add(number)
         yield stats
         if cfg.stop_kl and stats.get("actor/approx_kl_k2_nats_per_token", 0.0) > cfg.stop_kl:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from plaudit.algorithms.ppo import Account
+    from plaudit.presets import Whitening
     from plaudit.tokenizer import Tokenizer
 
 
@@ -38,10 +39,12 @@ class Step:
     """What one optimizer step saw of a token: the actor's log-probability then, the ratio to the old policy, whether
     the clip took its gradient away, the entropy in nats, the policy loss; the critic's value and the value loss.
 
-    Where a role was not trained in the step its numbers are None.
+    Where a role was not trained on the token in this step its numbers are None. ``taken``: the actor made the step; it
+    is false where the step was refused (a mean ratio out of bounds, a gradient that is not finite).
     """
 
     update: int
+    taken: bool
     logprob: float | None
     ratio: float | None
     clipped: bool | None
@@ -55,20 +58,22 @@ class Step:
 class Token:
     """One token with all that was made of it. Log-probabilities, KL and entropies are in nats.
 
-    ``chosen`` is false where the policy did not choose: a token fed after the answer, where a convention looks there.
-    ``kl_charged`` and ``counted`` say whether KL is charged here and whether the recursion of the advantages runs here;
-    ``score`` and ``dense`` are what is paid here of the answer's score and of a dense reward. ``value`` is as that
-    recursion saw it.
+    ``chosen`` is false where the policy did not choose: a token fed after the answer, or a place beyond the row (its
+    ``id`` is None, and so is what a network would have said), where a convention looks there. ``kl_charged``,
+    ``counted`` and ``valued`` say whether KL is charged here, whether the recursion of the advantages runs here, and
+    whether V counts; ``score`` and ``dense`` are what is paid here of the answer's score and of a dense reward.
+    ``value`` is as that recursion saw it.
     """
 
-    id: int
+    id: int | None
     text: str
     chosen: bool
-    logprob: float
-    ref_logprob: float
+    logprob: float | None
+    ref_logprob: float | None
     kl: float
     kl_charged: bool
     counted: bool
+    valued: bool
     score: float
     dense: float
     reward: float
@@ -85,10 +90,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Scaling:
-    """out = (x − shift) / deviation: what whitening did to a batch."""
+    """out = (x − shift) / deviation: what whitening did to a batch, where it reached."""
 
-    shift: float = 0.0
-    deviation: float = 1.0
+    shift: float
+    deviation: float
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,8 @@ class Rules:
     value_target: str
     clip_below: float
     clip_above: float
-    rewards: Scaling
-    advantages: Scaling
+    rewards: Scaling | None
+    advantages: Scaling | None
     own: tuple[str, ...] = ()
 
 
@@ -147,6 +152,8 @@ FOLDER = "traces"
 
 def traces(config: PPOConfig, account: Account, tokenizer: Tokenizer, responses: Sequence[str], step: int) -> Traces:
     """The traced answers of an iteration; ``responses`` are the answers as text."""
+    c, hyper, credit = config.conventions, config.hyper(), account.credit
+    below, above = hyper.clip if isinstance(hyper.clip, tuple) else (hyper.clip, hyper.clip)
     rules = Rules(
         kl_coef=account.kl_coef,
         kl_place=config.kl.place,
@@ -156,59 +163,84 @@ def traces(config: PPOConfig, account: Account, tokenizer: Tokenizer, responses:
         gamma=config.gamma,
         lam=config.lam,
         value_target=config.value_target,
-        clip_below=config.clip_range,
-        clip_above=config.clip_range_above or config.clip_range,
-        rewards=_scaling(account.credit.token_rewards, account.credit.whitened_rewards, account.rows.mask),
-        advantages=_scaling(account.credit.raw_advantages, account.credit.advantages, account.rows.mask),
+        clip_below=below,
+        clip_above=above,
+        rewards=_scaling(c.reward_whitening, credit.token_rewards, credit.whitened_rewards, account),
+        advantages=_scaling(c.advantage_whitening, credit.raw_advantages, credit.advantages, account),
         own=tuple(n for n in ("token_rewards", "advantages", "policy_loss") if getattr(config.functions, n)),
     )
+    places = _Places.of(config, account)
     count = min(config.trace.answers, len(account.rows))
-    return Traces(step, rules, tuple(_trace(config, account, tokenizer, responses, row) for row in range(count)))
+    return Traces(step, rules, tuple(_trace(account, places, tokenizer, responses, row) for row in range(count)))
 
 
-def _scaling(before: Tensor, after: Tensor, mask: Tensor) -> Scaling:
-    """The map that took one to the other, from its two extremes: whitening is the same line for every token."""
-    x, y = before[mask].double(), after[mask].double()
-    if not len(x) or float(x.max() - x.min()) < 1e-12:
-        return Scaling(float(x.mean() - y.mean()) if len(x) else 0.0, 1.0)
-    high, low = int(x.argmax()), int(x.argmin())
-    slope = float((y[high] - y[low]) / (x[high] - x[low]))
-    return Scaling(float(x[low] - y[low] / slope), 1 / slope) if slope else Scaling(float(x.mean()), math.inf)
+def _scaling(w: Whitening, before: Tensor, after: Tensor, account: Account) -> Scaling | None:
+    """What whitening did; None where it was not done."""
+    if before is after:
+        return None
+    from plaudit.ops import whitening
+
+    over = account.positions.span(w.over)
+    mean, factor = (float(x) for x in whitening(before, over, unbiased=w.unbiased, floor=w.floor))
+    # with the mean kept, (x − m) · f + m
+    return Scaling(mean - mean / factor if w.keep_mean else mean, 1 / factor)
 
 
-def _trace(config: PPOConfig, account: Account, tokenizer: Tokenizer, responses: Sequence[str], row: int) -> Trace:
-    c, rows, positions = config.conventions, account.rows, account.positions
-    whole = positions.span(c.widest()) | positions.paid_at(c.score_position)
-    places = (whole[row] & rows.real()[row]).nonzero().flatten().tolist()
-    charged, paid_at = positions.span(c.kl_over)[row], positions.paid_at(c.score_position)[row]
-    counted, valued = account.credited(c)[row], positions.span(c.values_over)[row]
-    at_end = account.paid - account.facts.dense.sum(1)
-    read, credit, facts = account.read, account.credit, account.facts
-    seen = _seen(account, row)
+@dataclass(frozen=True)
+class _Places:
+    """What each place of a batch is, bool (B, S): shown at all; where KL is charged, the score paid, V counts, the
+    critic trained."""
+
+    shown: Tensor
+    charged: Tensor
+    paid: Tensor
+    valued: Tensor
+    trained: Tensor
+
+    @classmethod
+    def of(cls, config: PPOConfig, account: Account) -> _Places:
+        c, positions = config.conventions, account.positions
+        return cls(
+            # the recursion may run beyond the row, on places that no network reads
+            shown=(positions.span(c.widest()) & account.rows.real()) | account.counted,
+            charged=positions.span(c.kl_over),
+            paid=positions.paid_at(c.score_position),
+            valued=positions.span(c.values_over),
+            trained=positions.span(c.value_loss_over),
+        )
+
+
+def _trace(account: Account, places: _Places, tokenizer: Tokenizer, responses: Sequence[str], row: int) -> Trace:
+    rows, read, credit, facts = account.rows, account.read, account.credit, account.facts
+    at_end = float((account.paid - facts.dense.sum(1))[row])
+    real, seen = rows.real()[row], _seen(account, row)
     tokens = []
-    for s in places:
+    for s in places.shown[row].nonzero().flatten().tolist():
+        there, chosen, valued = bool(real[s]), bool(rows.mask[row, s]), bool(places.valued[row, s])
+        id = int(rows.tokens[row, s]) if there else None
         tokens.append(
             Token(
-                id=int(rows.tokens[row, s]),
-                text=tokenizer.token(int(rows.tokens[row, s])),
-                chosen=bool(rows.mask[row, s]),
-                logprob=float(read.logprobs[row, s]),
-                ref_logprob=float(read.ref_logprobs[row, s]),
+                id=id,
+                text="" if id is None else tokenizer.token(id),
+                chosen=chosen,
+                logprob=float(read.logprobs[row, s]) if there else None,
+                ref_logprob=float(read.ref_logprobs[row, s]) if there else None,
                 kl=float(read.kl[row, s]),
-                kl_charged=bool(charged[s]),
-                counted=bool(counted[s]),
-                score=float(at_end[row]) if bool(paid_at[s]) else 0.0,
+                kl_charged=bool(places.charged[row, s]),
+                counted=bool(account.counted[row, s]),
+                valued=valued,
+                score=at_end if bool(places.paid[row, s]) else 0.0,
                 dense=float(facts.dense[row, s]),
                 reward=float(credit.token_rewards[row, s]),
                 whitened_reward=float(credit.whitened_rewards[row, s]),
-                value=float(facts.values[row, s]) if bool(valued[s]) else 0.0,
+                value=float(facts.values[row, s]) if valued else 0.0,
                 raw_advantage=float(credit.raw_advantages[row, s]),
                 advantage=float(credit.advantages[row, s]),
                 returns=float(credit.returns[row, s]),
                 importance=float(account.importance[row, s]),
-                alternatives=_alternatives(account.alternatives["actor"], tokenizer, row, s),
-                ref_alternatives=_alternatives(account.alternatives["reference"], tokenizer, row, s),
-                steps=_steps(seen, s),
+                alternatives=_alternatives(account.alternatives["actor"], tokenizer, row, s) if chosen else (),
+                ref_alternatives=_alternatives(account.alternatives["reference"], tokenizer, row, s) if chosen else (),
+                steps=_steps(seen, account.watch.refused, s, chosen, bool(places.trained[row, s])),
             )
         )
     return Trace(
@@ -225,33 +257,42 @@ def _trace(config: PPOConfig, account: Account, tokenizer: Tokenizer, responses:
 
 
 def _alternatives(found: Tensor, tokenizer: Tokenizer, row: int, s: int) -> tuple[Alternative, ...]:
-    if s >= found.shape[1]:
-        return ()
     logprobs, ids = found[row, s].tolist()
-    # where the policy had no choice nothing was looked up, and all is 0
-    return tuple(
-        Alternative(int(i), tokenizer.token(int(i)), p) for p, i in zip(logprobs, ids, strict=True) if any(logprobs)
-    )
+    return tuple(Alternative(int(i), tokenizer.token(int(i)), p) for p, i in zip(logprobs, ids, strict=True))
 
 
 def _seen(account: Account, row: int) -> dict[int, dict[str, Tensor]]:
     """What each step saw of an answer, f32 (S,) by name: actor and critic in their own records, put together."""
     found: dict[int, dict[str, Tensor]] = {}
-    for seen in account.seen:
-        for at in (seen.number == account.number + row).nonzero().flatten().tolist():
+    for seen in account.watch.seen:
+        for at in (seen.number == account.watch.first + row).nonzero().flatten().tolist():
             found.setdefault(seen.update, {}).update({name: x[at] for name, x in seen.values.items()})
     return found
 
 
-def _steps(seen: dict[int, dict[str, Tensor]], s: int) -> tuple[Step, ...]:
-    """What the steps saw of a token."""
-    names = {"logprob": "new_logprobs", "value": "new_values"}
+def _steps(
+    seen: dict[int, dict[str, Tensor]], refused: set[int], s: int, chosen: bool, valued: bool
+) -> tuple[Step, ...]:
+    """What the steps saw of a token: the actor where the policy chose it, the critic where its loss is taken."""
     made = []
     for update, rows in sorted(seen.items()):
-        values = {name: float(x[s]) for name, x in rows.items() if s < len(x)}
-        said: dict[str, Any] = {f.name: values.get(names.get(f.name, f.name)) for f in fields(Step)}
-        clipped = said["clipped"]
-        made.append(Step(**said | {"update": update + 1, "clipped": None if clipped is None else bool(clipped)}))
+        v = {name: float(x[s]) for name, x in rows.items() if s < len(x)}
+        mine = v if chosen else {}
+        critics = v if valued else {}
+        clipped = mine.get("clipped")
+        made.append(
+            Step(
+                update=update + 1,
+                taken=update not in refused,
+                logprob=mine.get("new_logprobs"),
+                ratio=mine.get("ratio"),
+                clipped=None if clipped is None else bool(clipped),
+                entropy=mine.get("entropy"),
+                policy_loss=mine.get("policy_loss"),
+                value=critics.get("new_values"),
+                value_loss=critics.get("value_loss"),
+            )
+        )
     return tuple(made)
 
 
@@ -336,30 +377,15 @@ def find(run: Path, step: int | None = None, row: int | None = None, prompt: str
 
 # --- the sums ---------------------------------------------------------------------------------------------------------
 
-#: the words that the sums are said with; a page in another language brings its own
-WORDS = {
-    "score": "score",
-    "prefix": "step of the prefix's score",
-    "nothing": "nothing is paid here",
-    "penalties": "the score {score} {change} for penalties and limits",
-    "own": "{name} makes {made} of it",
-    "whitened": "whitened",
-    "vocabulary": "Σ over the vocabulary of",
-    "estimate": "estimate {name} of it",
-    "value": "V before this token, by the critic from before the update",
-    "discounted": "rewards from here on, discounted by γ = {gamma}",
-    "step": "step {update}",
-    "clipped": "beyond {edge}: clipped, so this token pulls no further",
-}
-#: the numbers that have a sum, in the order in which they come about
-NAMES = ("kl", "reward", "value", "advantage", "returns", "ratio")
-
 
 def number(x: float | None, digits: int = 3) -> str:
     """A number as it is shown, with more digits where these would say 0; a dash where there is none."""
     if x is None:
         return "–"
-    if x and abs(x) < 0.5 * 10**-digits:
+    if 0 < abs(x) < 0.1:
+        # so that sums of small numbers come out
+        digits += 1
+    if 0 < abs(x) < 0.5 * 10**-digits:
         return f"{x:.1e}".replace("-", "−")
     return f"{x:.{digits}f}".replace("-", "−")
 
@@ -369,38 +395,75 @@ def term(x: float) -> str:
     return f"({number(x)})" if x < 0 else number(x)
 
 
-def sums(found: Found, place: int, words: Mapping[str, str] = WORDS) -> dict[str, str]:
-    """How each number of a token was made, by the number's name: the sum with its terms."""
+def sums(found: Found, place: int, words: Mapping[str, str]) -> dict[str, str]:
+    """How each number of a token was made, by the number's name: the sum with its terms. ``words``: what it is said
+    with (see web.words.sum_words)."""
     rules, trace = found.rules, found.trace
     token = trace.tokens[place]
     following = next((t for t in trace.tokens[place + 1 :] if t.counted), None)
     made = {
-        "kl": _kl_sum(rules, token, words),
+        "kl": _kl_sum(rules, token, words) if token.logprob is not None else "",
         "reward": _reward_sum(rules, trace, token, words),
-        "value": words["value"],
+        "value": words["value"] if token.valued else words["no_value"],
         "advantage": _advantage_sum(rules, trace, token, following, words),
         "returns": _return_sum(rules, token, words),
     }
     if rules.estimator in CRITIC_FREE:
         del made["value"], made["returns"]
-    if token.chosen and (last := last_step(token)):
+    if token.logprob is None:
+        # no network reads a place beyond the row
+        del made["kl"]
+    if last := last_step(token):
         made["ratio"] = _ratio_sum(rules, token, last, words)
     return made
 
 
 def last_step(token: Token) -> Step | None:
     """The last step that trained the actor on this token."""
-    return next((s for s in reversed(token.steps) if s.ratio is not None), None)
+    return next((s for s in reversed(token.steps) if s.ratio is not None and s.taken), None)
+
+
+def columns(found: Found) -> tuple[str, ...]:
+    """The numbers that an answer has, in the order in which they come about."""
+    names = ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns", "ratio", "entropy")
+    free = found.rules.estimator in CRITIC_FREE
+    return tuple(name for name in names if not (free and name in ("value", "returns")))
+
+
+def numbers(token: Token) -> dict[str, float | None]:
+    """A token's numbers by name; ratio and entropy are those of the last step that trained the actor on it."""
+    step = last_step(token)
+    made: dict[str, float | None] = {
+        name: getattr(token, name)
+        for name in ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns")
+    }
+    return made | {"ratio": step.ratio if step else None, "entropy": step.entropy if step else None}
+
+
+def _estimate(name: str, difference: float) -> float:
+    """A KL estimate of log π − log π_ref (see ops.kl_estimate), to see whether a limit was at work."""
+    return {
+        "k1": difference,
+        "k2": difference**2 / 2,
+        "k3": math.expm1(-difference) + difference,
+        "abs": abs(difference),
+    }[name]
 
 
 def _kl_sum(rules: Rules, token: Token, words: Mapping[str, str]) -> str:
     if rules.kl_estimator == "full":
-        return f"{words['vocabulary']} π (log π − log π_ref) = {number(token.kl)}"
+        return f"{words['vocabulary']} π (log π − log π_ref): {number(token.kl)}"
+    assert token.logprob is not None and token.ref_logprob is not None
     difference = token.logprob - token.ref_logprob
     text = f"log π − log π_ref = {number(token.logprob)} − {term(token.ref_logprob)} = {number(difference)}"
-    if rules.kl_estimator == "k1" and abs(token.kl - difference) < 1e-6:
-        return text
-    return f"{text}; {words['estimate'].format(name=rules.kl_estimator)}: {number(token.kl)}"
+    made = _estimate(rules.kl_estimator, difference)
+    if rules.kl_estimator != "k1":
+        text += f"; {words['estimate'].format(name=rules.kl_estimator)}: {number(made)}"
+    return text if _same(made, token.kl) else f"{text}; {words['limited']}: {number(token.kl)}"
+
+
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4)
 
 
 def _reward_sum(rules: Rules, trace: Trace, token: Token, words: Mapping[str, str]) -> str:
@@ -416,21 +479,25 @@ def _reward_sum(rules: Rules, trace: Trace, token: Token, words: Mapping[str, st
         text += f";  {words['penalties'].format(score=number(trace.score), change=signed)}"
     if "token_rewards" in rules.own:
         text += f";  {words['own'].format(name='functions.token_rewards', made=number(token.reward))}"
-    if token.whitened_reward != token.reward:
-        text += f";  {_scaled(rules.rewards, token.reward, token.whitened_reward, words)}"
-    return text
+    return text + _scaled(rules.rewards, token.reward, token.whitened_reward, words)
 
 
-def _scaled(scale: Scaling, before: float, after: float, words: Mapping[str, str]) -> str:
-    return (
-        f"{words['whitened']}: ({number(before)} − {term(scale.shift)}) / {number(scale.deviation)} = {number(after)}"
-    )
+def _scaled(scale: Scaling | None, before: float, after: float, words: Mapping[str, str]) -> str:
+    """How whitening took one number to the other, as a further sentence."""
+    if scale is None:
+        return ""
+    if not _same((before - scale.shift) / scale.deviation, after):
+        return f";  {words['not_whitened'].format(made=number(after))}"
+    sum = f"({number(before)} − {term(scale.shift)}) / {number(scale.deviation)} = {number(after)}"
+    return f";  {words['whitened']}: {sum}"
 
 
 def _advantage_sum(
     rules: Rules, trace: Trace, token: Token, following: Token | None, words: Mapping[str, str]
 ) -> str:
     raw = token.raw_advantage
+    if not token.counted:
+        return words["no_advantage"]
     if "advantages" in rules.own:
         text = f"functions.advantages: {number(raw)}"
     elif rules.estimator == "gae":
@@ -444,12 +511,12 @@ def _advantage_sum(
         )
     else:
         text = f"{rules.estimator}: {number(raw)}"
-    if token.advantage != raw and token.chosen:
-        text += f";  {_scaled(rules.advantages, raw, token.advantage, words)}"
-    return text
+    return text + _scaled(rules.advantages, raw, token.advantage, words)
 
 
 def _return_sum(rules: Rules, token: Token, words: Mapping[str, str]) -> str:
+    if not token.valued:
+        return words["no_value"]
     if "advantages" in rules.own:
         return f"functions.advantages: {number(token.returns)}"
     if rules.value_target == "discounted_sum":
@@ -458,12 +525,17 @@ def _return_sum(rules: Rules, token: Token, words: Mapping[str, str]) -> str:
 
 
 def _ratio_sum(rules: Rules, token: Token, step: Step, words: Mapping[str, str]) -> str:
-    assert step.logprob is not None
+    assert step.logprob is not None and step.ratio is not None and token.logprob is not None
+    ratio = math.exp(step.logprob - token.logprob)
     text = (
         f"{words['step'].format(update=step.update)}: exp(new − old) = exp({number(step.logprob)} − "
-        f"{term(token.logprob)}) = {number(step.ratio)}"
+        f"{term(token.logprob)}) = {number(ratio)}"
     )
-    if step.clipped:
+    if not _same(ratio, step.ratio):
+        text += f"; {words['limited']}: {number(step.ratio)}"
+    if step.clipped and "policy_loss" not in rules.own:
         edge = 1 + rules.clip_above if token.advantage > 0 else 1 - rules.clip_below
         text += f", {words['clipped'].format(edge=f'{edge:g}')}"
+    if token.importance != 1:
+        text += f"; {words['weighs'].format(weight=number(token.importance))}"
     return text

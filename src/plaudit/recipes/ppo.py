@@ -85,7 +85,15 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
                 raise NonFinite(f"iteration {state.iteration + 1}: {error}. {_what_is_kept(run)}") from None
             said = _said(iteration, tokenizer, watches)
             metrics = _metrics(iteration, said)
-            metrics |= {f"seconds/{phase}": seconds for phase, seconds in made.roles.clock.seconds.items()}
+            clock = made.roles.clock
+            if iteration.account is not None:
+                with clock("trace"):
+                    made_of = trace.traces(config, iteration.account, tokenizer, said.responses, state.iteration)
+                    run.write(trace.place(state.iteration), trace.plain(made_of), indent=None)
+            if probes.due(state.iteration):
+                with clock("probe"):
+                    run.jsonl.log_probes(state.iteration, probes.answers())
+            metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
             if config.profile:
                 metrics |= profile(made.roles.clock, made.sizes, iteration.rollout, config.epochs, rate)
             if validation.due(state.iteration, config.iterations):
@@ -99,11 +107,6 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             lines.append({"step": state.iteration} | metrics)
             if state.iteration % config.sample_every == 0 or state.iteration == config.iterations:
                 run.log_samples(state.iteration, _samples(iteration, said))
-            if probes.due(state.iteration):
-                run.jsonl.log_probes(state.iteration, probes.answers())
-            if iteration.account.alternatives:
-                made_of = trace.traces(config, iteration.account, tokenizer, said.responses, state.iteration)
-                run.write(trace.place(state.iteration), trace.plain(made_of), indent=None)
             _warn(run, config, lines, warned)
             devices.release_memory()
             bar.advance("  ".join(f"{k} {metrics[k]:.2f}" for k in ("score", "kl", "ended", *watches)))

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from plaudit.errors import RunError
 from plaudit.inspection.follow import watched
-from plaudit.inspection.trace import Found, find, last_step, number, sums
+from plaudit.inspection.trace import Found, columns, find, last_step, number, numbers, sums
 from plaudit.progress import console
-from plaudit.web.trace import columns, numbers, shown_text, trace_page
+from plaudit.web.trace import shown_text, trace_page
+from plaudit.web.words import sum_words
 
 #: columns of a terminal from which the likeliest tokens are shown too
 WIDE = 130
@@ -56,7 +57,7 @@ def _print(found: Found) -> None:
     console.print(_table(found))
     last = len(t.tokens) - 1
     console.print(f"the sums of token {last + 1}:", style="dim")
-    for name, text in sums(found, last).items():
+    for name, text in sums(found, last, sum_words("en")).items():
         console.print(Text.assemble((f"  {HEADS.get(name, name):10}", "dim"), text), soft_wrap=True)
     console.print(
         f"log-probabilities and KL in nats at temperature {rules.temperature:g}; ratio and entropy as the last step on "

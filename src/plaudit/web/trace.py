@@ -12,9 +12,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from plaudit.config import CRITIC_FREE
-from plaudit.inspection.trace import NAMES, WORDS, Found, Token, last_step, number, sums, term
-from plaudit.web.words import phrases, templates, visible
+from plaudit.inspection.trace import Found, Token, columns, last_step, number, numbers, sums, term
+from plaudit.web.words import phrases, sum_words, templates, visible
 
 STATIC = Path(__file__).with_name("static")
 
@@ -46,23 +45,6 @@ class Place:
     steps: tuple[dict[str, str], ...]
 
 
-def columns(found: Found) -> tuple[str, ...]:
-    """The numbers that this answer has, in the order in which they come about."""
-    names = ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns", "ratio", "entropy")
-    free = found.rules.estimator in CRITIC_FREE
-    return tuple(name for name in names if not (free and name in ("value", "returns")))
-
-
-def numbers(token: Token) -> dict[str, float | None]:
-    """A token's numbers by name; ratio and entropy are those of the last step that trained the actor on it."""
-    step = last_step(token)
-    made: dict[str, float | None] = {
-        name: getattr(token, name)
-        for name in ("logprob", "ref_logprob", "kl", "reward", "value", "advantage", "returns")
-    }
-    return made | {"ratio": step.ratio if step else None, "entropy": step.entropy if step else None}
-
-
 def shown_text(text: str) -> str:
     """A token's text with what cannot be seen made visible."""
     return visible(text).replace("\n", "⏎\n") or "∅"
@@ -71,7 +53,7 @@ def shown_text(text: str) -> str:
 def trace_page(found: Found, language: str = "en", *, title: str = "", inline: bool = True) -> str:
     """The page, as HTML: whole in itself, or ``inline=False`` with its style and script beside it."""
     words = phrases(language)
-    said = {name: words[f"sum_{name}"] for name in (*WORDS, "yes")}
+    said = sum_words(language)
     return (
         templates()
         .get_template("trace.html")
@@ -104,14 +86,14 @@ def _place(found: Found, at: int, words: dict[str, str]) -> Place:
         chosen=token.chosen,
         shown={name: number(values[name]) for name in names},
         shades={name: value for name in names if (value := values[name]) is not None},
-        sums={name: text for name, text in sums(found, at, words).items() if name in NAMES},
+        sums=sums(found, at, words),
         clipped=bool(step and step.clipped),
         alternatives=_likely(token),
         steps=tuple(
             {
                 "update": str(s.update),
                 "ratio": number(s.ratio),
-                "clipped": words["yes"] if s.clipped else "",
+                "clipped": words["yes"] if s.clipped else "" if s.taken else words["refused"],
                 "entropy": number(s.entropy),
                 "policy_loss": number(s.policy_loss),
                 "value": number(s.value),
@@ -127,7 +109,9 @@ def _likely(token: Token) -> tuple[Likely, ...]:
     them."""
     if not token.alternatives:
         return ()
-    theirs = {a.id: a.logprob for a in token.ref_alternatives} | {token.id: token.ref_logprob}
+    assert token.id is not None and token.logprob is not None
+    theirs: dict[int, float | None] = {a.id: a.logprob for a in token.ref_alternatives}
+    theirs |= {token.id: token.ref_logprob}
     mine = {a.id: (a.text, a.logprob) for a in token.alternatives}
     mine.setdefault(token.id, (token.text, token.logprob))
 

@@ -68,7 +68,12 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     def page(request: Request) -> HTMLResponse:
         t = phrases(_language(request))
         told = [
-            {"name": run.name, "iterations": run.config.get("iterations"), "monitors": run.config.get("monitors", [])}
+            {
+                "name": run.name,
+                "iterations": run.config.get("iterations"),
+                "monitors": run.config.get("monitors", []),
+                "traced": run.config.get("trace", {}).get("answers", 0),
+            }
             for run in runs
         ]
         page = templates().get_template("watch.html")

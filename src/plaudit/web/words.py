@@ -26,6 +26,11 @@ def phrases(language: str) -> dict[str, str]:
     return json.loads((Path(__file__).with_name("phrases") / f"{language}.json").read_text(encoding="utf-8"))
 
 
+def sum_words(language: str) -> dict[str, str]:
+    """What the sums of a trace are said with."""
+    return {name[4:]: text for name, text in phrases(language).items() if name.startswith("sum_")}
+
+
 @functools.cache
 def templates() -> Environment:
     return Environment(

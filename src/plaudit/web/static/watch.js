@@ -10,7 +10,7 @@
     ["response_tokens", "watch_length"], ["ended", "watch_ended"], ["actor/entropy_nats_per_token", "watch_entropy"],
     ["actor/clip_fraction", "watch_clip"], ["explained_variance", "watch_explained"], ["distinct2", "watch_distinct"],
     ["seconds", "watch_seconds"]];
-  const PHASES = ["generate", "read", "judge", "improve", "publish"];
+  const PHASES = ["generate", "read", "judge", "improve", "publish", "trace", "probe"];
 
   // --- small helpers: text is always set as text, so that nothing a model wrote can run
   function make(name, set = {}, ...inner) {
@@ -160,7 +160,7 @@
       return run.samples.filter(s => s.step === newest).map((sample, row) => {
         const facts = ["score", "kl", ...(run.monitors || [])].filter(k => typeof sample[k] === "number").map(k => `${k} ${shown(sample[k])}`);
         const line = make("div", { class: "facts" }, say(t.watch_iteration, { step: newest }) + " · " + facts.join(" · "));
-        if (traced.includes(newest)) line.append(" · ", make("a", { href: `/trace/${i}/${newest}/${row}`, textContent: t.watch_trace }));
+        if (traced.includes(newest) && row < run.traced) line.append(" · ", make("a", { href: `/trace/${i}/${newest}/${row}`, textContent: t.watch_trace }));
         return make("div", { class: "panel" }, make("div", { class: "asked" }, runs.length > 1 ? swatch(i) : "", cut(sample.prompt)), answer(sample.response), line);
       });
     }));
