@@ -399,6 +399,8 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    # ended from outside, it still stops its server and drops its schemas
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     report = Report()
 
     def each(part, *more: object) -> None:
