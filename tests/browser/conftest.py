@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from browsing import opened
 
 playwright = pytest.importorskip("playwright.sync_api")
 
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-quic")
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
 
 @pytest.fixture(scope="session")
@@ -24,18 +26,6 @@ def chromium() -> Iterator[object]:
         browser.close()
 
 
-def opened(chromium, **how) -> Iterator[object]:
-    """A page on which a script that fails, and a dialog, is a failure of the test."""
-    context = chromium.new_context(**{"locale": "en", "viewport": {"width": 1200, "height": 800}} | how)
-    context.set_default_timeout(10_000)
-    made, faults = context.new_page(), []
-    made.on("pageerror", lambda error: faults.append(str(error)))
-    made.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
-    yield made
-    context.close()
-    assert not faults
-
-
 @pytest.fixture
 def page(chromium):
     yield from opened(chromium)
@@ -43,16 +33,16 @@ def page(chromium):
 
 @pytest.fixture
 def phone(chromium):
-    yield from opened(chromium, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    yield from opened(chromium, **PHONE)
 
 
 @pytest.fixture
 def another(chromium):
-    """Pages in browsers of their own: ``another(locale="zh-CN")``."""
+    """Pages in browsers of their own: ``another(locale="zh-CN")``; ``another(phone=True)``."""
     pages = []
 
-    def make(**how):
-        made = opened(chromium, **how)
+    def make(phone: bool = False, **how):
+        made = opened(chromium, **(PHONE if phone else {}) | how)
         pages.append(made)
         return next(made)
 

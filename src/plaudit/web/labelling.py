@@ -323,8 +323,8 @@ class _Pages:
         text = templates().get_template(template).render(said | more)
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
-    def message(self, request: Request, text: str, status: int, heading: str = "title") -> HTMLResponse:
-        return self.page(request, "message.html", heading, status=status, text=text, warn=True)
+    def message(self, request: Request, text: str, status: int) -> HTMLResponse:
+        return self.page(request, "message.html", "refused", status=status, text=text, warn=True)
 
     def nothing(self, request: Request) -> HTMLResponse:
         t = self.words(request)

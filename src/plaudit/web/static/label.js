@@ -1,14 +1,33 @@
 // Keys, and the time a question was looked at. Without this file the page works by its buttons.
 "use strict";
 (() => {
+  const plain = (event) => !(event.ctrlKey || event.metaKey || event.altKey || event.repeat);
   // models take their seconds to answer: the button says so, and works once
   const ask = document.getElementById("ask");
   if (ask) ask.addEventListener("submit", () => {
     const button = ask.querySelector("button");
-    setTimeout(() => { button.disabled = true; button.textContent = button.dataset.wait; }, 0);
+    setTimeout(() => { button.textContent = button.dataset.wait; }, 0);
   });
+
+  // one answer or one undo a page, however often a key is pressed while it is on its way
+  let sent = false;
+  document.addEventListener("submit", (event) => {
+    if (sent) { event.preventDefault(); return; }
+    sent = true;
+    // after the form was read, so that the button that was pressed is sent with it
+    setTimeout(() => { for (const b of document.querySelectorAll("button")) b.disabled = true; }, 0);
+  });
+  // a page that comes back from the browser's memory can be used again
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+
+  const press = (selector) => { const b = document.querySelector(selector); if (b) b.click(); };
   const form = document.getElementById("question");
-  if (!form) return;
+  if (!form) {
+    document.addEventListener("keydown", (event) => {
+      if (plain(event) && event.key.toLowerCase() === "u") press("#undo button");
+    });
+    return;
+  }
   const mode = form.dataset.mode;
   const seconds = form.elements.seconds;
   let looked = 0, since = document.hidden ? null : performance.now();
@@ -17,18 +36,10 @@
     else if (!document.hidden && since === null) since = performance.now();
   });
 
-  let sent = false;
-  form.addEventListener("submit", (event) => {
-    if (sent) { event.preventDefault(); return; }
-    sent = true;
+  form.addEventListener("submit", () => {
     seconds.value = ((looked + (since === null ? 0 : performance.now() - since)) / 1000).toFixed(2);
-    // after the form was read, so that the button that was pressed is sent with it
-    setTimeout(() => { for (const b of document.querySelectorAll("button")) b.disabled = true; }, 0);
   });
-  // a page that comes back from the browser's memory can be used again
-  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
-  const press = (selector) => { const b = document.querySelector(selector); if (b) b.click(); };
   const selects = [...form.querySelectorAll("select")];
   const fields = [...form.querySelectorAll("fieldset.stars")];
 
@@ -55,7 +66,7 @@
   };
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    if (!plain(event)) return;
     const at = event.target;
     if (at.matches("textarea, input[type=text]")) {
       if (event.key === "Escape") at.blur();
