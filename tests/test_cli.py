@@ -292,3 +292,12 @@ def test_a_command_that_fails_later_keeps_what_it_had(capsys, tmp_path, monkeypa
     Path("run/notes.txt").write_text("mine")
     _is_a_clear_error(*_run(capsys, "evaluate", "model=nowhere", "out=run")[::2], "nowhere")
     assert Path("run/notes.txt").read_text() == "mine"
+
+
+def test_what_comes_from_elsewhere_is_printed_as_it_is(capsys):
+    """No markup, no pictures for words: a folder's name or a server's words may look like either."""
+    from plaudit.progress import say
+
+    for text in ("runs/[/b]", "judge:m: [bold]", "a [x] b"):
+        say(text)
+        assert capsys.readouterr().out == f"{text}\n"

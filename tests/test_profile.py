@@ -15,7 +15,7 @@ def test_phases_add_up_to_the_iteration(cache, tmp_path, kind: str):
     plaudit.ppo(config(tmp_path / "run", profile=True, arrangement__kind=kind))
     for line in read_jsonl(tmp_path / "run" / "metrics.jsonl"):
         phases = {key.removeprefix("seconds/"): v for key, v in line.items() if key.startswith("seconds/")}
-        assert set(phases) == {"generate", "read", "judge", "improve", "publish", "trace", "probe"}
+        assert {"generate", "read", "judge", "improve", "publish", "trace"} <= set(phases)
         assert 0.5 * line["seconds"] < sum(phases.values()) < line["seconds"]
         for phase in ("generate", "read", "improve"):
             tokens = line["response_tokens"] * 8

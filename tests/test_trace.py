@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
@@ -239,6 +240,25 @@ def test_other_folders_and_torn_files_are_named(tmp_path, capsys):
     (out / "traces" / "iteration-000001.json").write_text("{")
     assert main(["trace", str(out)]) == 2
     assert "cannot be read as a trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: t["answers"][0]["tokens"][0].update(logprob=float("nan")), "NaN"),
+        (lambda t: t["answers"][0].update(tokens=[]), "without a token"),
+        (lambda t: t["rules"].pop("gamma"), "another version"),
+    ],
+)
+def test_a_trace_that_was_meddled_with_is_named(tmp_path, capsys, change, why):
+    out = tmp_path / "run"
+    plaudit.ppo(config(out))
+    file = out / trace.place(2)
+    made = json.loads(file.read_text())
+    change(made)
+    file.write_text(json.dumps(made))
+    assert main(["trace", str(out)]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_traces_of_iterations_that_a_resumed_run_makes_again_are_dropped(tmp_path):

@@ -787,6 +787,8 @@ class QuickstartConfig(RunConfig):
     @model_validator(mode="after")
     def _wired(self) -> Self:
         """The quickstart connects its stages itself; a key that it would overwrite is refused, not ignored."""
+        if self.rounds > 1 and not self.collect.count:
+            raise ValueError("collect.count: 0 leaves later rounds nothing to label; use for example 64, or rounds=1")
         for stage, keys in WIRED.items():
             default = type(self).model_fields[stage].default
             for key in ("out", "seed", "device", *keys):

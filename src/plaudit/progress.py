@@ -25,13 +25,13 @@ class Bar:
     def __enter__(self) -> Bar:
         if console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                TextColumn("[dim]{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", style="dim", markup=False),
                 console=console,
             )
             self._task = self._progress.add_task(self.title, total=self.total, completed=self.done, note="")
@@ -53,6 +53,8 @@ class Bar:
             console.print(
                 f"{self.title}: {self.done}/{self.total}, {clock(spent)} so far, {clock(left)} left  {note}",
                 soft_wrap=True,
+                markup=False,
+                emoji=False,
             )
 
 
@@ -60,8 +62,9 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def say(text: str) -> None:
-    console.print(text, soft_wrap=True)
+def say(text: str, *, markup: bool = False) -> None:
+    """A line for people, shown as it is. ``markup``: it is all our own, and may be bold."""
+    console.print(text, soft_wrap=True, markup=markup, emoji=False)
 
 
 class Stop:

@@ -81,6 +81,20 @@ def test_a_line_that_is_no_number_or_no_object_does_not_stop_the_page(tmp_path):
     assert not any(isinstance(line["kl"], float) and not math.isfinite(line["kl"]) for line in lines)
 
 
+def test_a_file_that_cannot_be_read_leaves_the_others_alone(tmp_path):
+    run = folder(tmp_path, samples=[{"step": 1}])
+    (run / "metrics.jsonl").mkdir()
+    (run / "events.jsonl").write_text("[" * 100_000 + "\n" + '{"kind": "warning"}\n')
+    told = {n.kind: n.lines for n in Follower(run).news()}
+    assert told["samples"] == [{"step": 1}] and told["events"] == [{"kind": "warning"}] and "metrics" not in told
+
+
+@pytest.mark.parametrize("words", [["--port", "99999"], ["--port", "-1"], ["--host", "é..é"]])
+def test_an_address_that_is_none_is_named(tmp_path, capsys, words):
+    assert main(["watch", str(folder(tmp_path)), *words]) == 2
+    assert words[1] in capsys.readouterr().err
+
+
 def test_a_page_hears_what_was_and_what_comes_and_the_end(tmp_path):
     run = folder(tmp_path, metrics=[{"step": 1, "score": 0.5}])
     with served(watch_page([str(run)], "127.0.0.1").app) as port:
@@ -111,7 +125,7 @@ def test_the_page_names_its_runs_and_nothing_in_a_name_can_run(tmp_path):
     page = browser(run).get("/")
     assert page.status_code == 200 and "<script>alert" not in page.text
     told = json.loads(re.search(r'id="runs">(.*?)</script>', page.text, re.S)[1])
-    assert told == [{"name": str(run), "iterations": 3, "monitors": ["gold"]}]
+    assert told == [{"name": str(run), "iterations": 3, "monitors": ["gold"], "traced": 0}]
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.search(r'(?:src|href)="(?!/|data:)', page.text)
 

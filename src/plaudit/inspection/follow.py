@@ -70,7 +70,8 @@ class Follower:
                     return None
                 file.seek(place.offset)
                 text = file.read()
-        except FileNotFoundError:
+        except OSError:
+            # not there yet, or not to be read now: the other files and runs go on
             return None
         # the last line may still be in the writing
         whole = text.rfind(b"\n") + 1
@@ -82,7 +83,7 @@ class Follower:
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(text, parse_constant=lambda name: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -107,7 +108,19 @@ def watched(folder: str | Path) -> Watched:
     if config is None:
         raise RunError(f"{folder}: is no run folder (no config.json there); give the out=… of a PPO run")
     if config.get("command") == "quickstart":
-        return Watched(str(folder), stage_folder(folder, "ppo"), dict(config.get("ppo", {})))
+        return Watched(str(folder), stage_folder(folder, "ppo"), _section(config, "ppo"))
     if config.get("command") != "ppo":
         raise RunError(f"{folder}: was made by `plaudit {config.get('command')}`; give a PPO run's folder")
     return Watched(str(folder), folder, config)
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of a configuration that may be anybody's."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def traced_answers(run: Watched) -> int:
+    """How many answers of an iteration the run traces."""
+    found = _section(run.config, "trace").get("answers", 0)
+    return found if isinstance(found, int) else 0

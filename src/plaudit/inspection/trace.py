@@ -6,6 +6,7 @@ records. Left out: how it looks (see web.trace and recipes.tracing).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from plaudit.config import CRITIC_FREE, PPOConfig
-from plaudit.errors import RunError
+from plaudit.errors import RunError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -329,13 +330,22 @@ def read(run: Path, step: int) -> Traces:
     """
     file = run / place(step)
     try:
-        return _FORM.validate_json(file.read_bytes())
+        found = _FORM.validate_python(json.loads(file.read_bytes(), parse_constant=_not_finite))
     except FileNotFoundError:
         there = steps(run)
         shown = ", ".join(map(str, there[:12])) + (" …" if len(there) > 12 else "")
         raise RunError(f"{run}: iteration {step} is not traced; traced are {shown or 'none'}") from None
-    except (OSError, ValidationError) as error:
-        raise RunError(f"{file}: cannot be read as a trace ({str(error).splitlines()[0]})") from None
+    except ValidationError:
+        raise RunError(f"{file}: was made by another version of Plaudit, or by other hands; it is no trace") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file}: cannot be read as a trace ({first_line(error)})") from None
+    if not found.answers or not all(answer.tokens for answer in found.answers):
+        raise RunError(f"{file}: holds an answer without a token, or none; it is no trace")
+    return found
+
+
+def _not_finite(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is no number")
 
 
 @dataclass(frozen=True)
@@ -365,6 +375,8 @@ def find(run: Path, step: int | None = None, row: int | None = None, prompt: str
         for trace in found.answers:
             if (row is None or trace.row == row) and prompt.casefold() in trace.prompt.casefold():
                 return Found(number, found.rules, trace)
+    if row is not None and row < 0:
+        raise RunError(f"{run}: rows are counted from 0, not {row}")
     if row is not None and not prompt:
         rows = len(found.answers)
         raise RunError(
@@ -420,7 +432,7 @@ def sums(found: Found, place: int, words: Mapping[str, str]) -> dict[str, str]:
 
 def last_step(token: Token) -> Step | None:
     """The last step that trained the actor on this token."""
-    return next((s for s in reversed(token.steps) if s.ratio is not None and s.taken), None)
+    return next((s for s in reversed(token.steps) if s.ratio is not None and s.logprob is not None and s.taken), None)
 
 
 def columns(found: Found) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ class Page:
 
     app: FastAPI
     ways: tuple[tuple[str, str], ...]
+    #: what to close when the page ends: a store's file is whole then, without the files beside it
+    store: PreferenceStore | None = None
 
 
 def label_page(config: PageConfig) -> Page:
@@ -48,7 +50,7 @@ def label_page(config: PageConfig) -> Page:
     else:
         desk.ask_at_random()
     door, ways = _door(desk, config.people, config.admin, config.link_days)
-    return Page(labelling_app(desk, door, Look(config.render, guidelines)), ways)
+    return Page(labelling_app(desk, door, Look(config.render, guidelines)), ways, store)
 
 
 def _door(desk: Desk, people: Sequence[str], admin: str, days: float) -> tuple[Door, tuple[tuple[str, str], ...]]:
@@ -82,7 +84,7 @@ def compare_page(first: str, second: str, config: CompareConfig) -> Page:
     desk = Desk(store, Asking("compare", 1, 0, 0))
     desk.ask_at_random()
     door, ways = _door(desk, config.people, "admin", 30.0)
-    return Page(labelling_app(desk, door, Look(config.render), contest=duel), ways)
+    return Page(labelling_app(desk, door, Look(config.render), contest=duel), ways, store)
 
 
 def serve_compare(
@@ -95,7 +97,7 @@ def serve_compare(
     """
     page = compare_page(first, second, config)
     ways = page.ways or (("compare", "/"),)
-    _serve(page.app, config.host, config.port, ways, f"votes go to {config.store}", opened)
+    _serve(page, config.host, config.port, ways, f"votes go to {config.store}", opened)
 
 
 def _guidelines(file: str) -> Markup | None:
@@ -135,7 +137,7 @@ def serve_labels(config: PageConfig, opened: Callable[[str], None] = lambda addr
     """
     page = label_page(config)
     ways = page.ways or (("labelling page", "/"),)
-    _serve(page.app, config.host, config.port, ways, "every label is on disk as soon as the page goes on", opened)
+    _serve(page, config.host, config.port, ways, "every label is on disk as soon as the page goes on", opened)
 
 
 def watch_page(runs: Sequence[str], host: str) -> Page:
@@ -158,11 +160,11 @@ def serve_watch(
         RunError: the address cannot be served on, or is in use; a folder is no PPO run.
     """
     page = watch_page(runs, host)
-    _serve(page.app, host, port, page.ways, "it only reads, and goes on while training runs elsewhere", opened)
+    _serve(page, host, port, page.ways, "it only reads, and goes on while training runs elsewhere", opened)
 
 
 def _serve(
-    app: FastAPI, host: str, port: int, ways: Sequence[tuple[str, str]], note: str, opened: Callable[[str], None]
+    page: Page, host: str, port: int, ways: Sequence[tuple[str, str]], note: str, opened: Callable[[str], None]
 ) -> None:
     """Serves an application, and says where and how one comes in."""
     with _bound(host, port) as listening:
@@ -172,13 +174,19 @@ def _serve(
             say(f"{who}: {address}{way}")
         say(f"{note}; Ctrl-C ends the page")
         opened(address)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
+        config = uvicorn.Config(page.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
         server = uvicorn.Server(config)
-        app.state.ended = lambda: server.should_exit
-        server.run(sockets=[listening])
+        page.app.state.ended = lambda: server.should_exit
+        try:
+            server.run(sockets=[listening])
+        finally:
+            if page.store is not None:
+                page.store.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise RunError(f"port {port}: ports go from 0 (any that is free) to 65535")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -186,7 +194,6 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.bind(place)
         listening.listen(128)
         return listening
-    except OSError as error:
-        raise RunError(
-            f"{host}:{port}: cannot be served on ({error.strerror or error}); choose another with --port or --host"
-        ) from None
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"{host}:{port}: cannot be served on ({why}); choose another with --port or --host") from None

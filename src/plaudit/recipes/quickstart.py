@@ -117,7 +117,7 @@ def _stage(
     run: Run, title: str, number: int, of: int, function: Callable[..., Summary], config: Any, resume: bool
 ) -> Summary:
     """Runs a stage of the pipeline, or takes over what an earlier start has finished of it."""
-    say(f"[bold]{number}/{of}[/bold] {title}")
+    say(f"[bold]{number}/{of}[/bold] {title}", markup=True)
     begun = (Path(config.out) / "config.json").exists()
     try:
         return function(config, resume=resume and begun)
@@ -150,17 +150,20 @@ def _pipeline_summary(config: QuickstartConfig, results: dict[str, Summary]) -> 
 
 def _say_what_improved(summary: Summary, model: Path, report: Path) -> None:
     say("")
-    say("[bold]What improved[/bold] (held-out openings, judges that no training stage saw)")
+    say("[bold]What improved[/bold] (held-out openings, judges that no training stage saw)", markup=True)
     if "gold_before" in summary:
-        say(f"  favourable by the gold judge   {summary['gold_before']:.0%} → [bold]{summary['gold_after']:.0%}[/bold]")
+        before, after = summary["gold_before"], summary["gold_after"]
+        say(f"  favourable by the gold judge   {before:.0%} → [bold]{after:.0%}[/bold]", markup=True)
     if "vader_before" in summary:
         say(
             f"  VADER's mean sentiment         {summary['vader_before']:.2f} → "
-            f"[bold]{summary['vader_after']:.2f}[/bold]"
+            f"[bold]{summary['vader_after']:.2f}[/bold]",
+            markup=True,
         )
     say(
         f"  wins against the SFT model     [bold]{summary['win_rate']:.0%}[/bold] "
-        f"(95 % interval {summary['win_rate_low']:.0%} to {summary['win_rate_high']:.0%})"
+        f"(95 % interval {summary['win_rate_low']:.0%} to {summary['win_rate_high']:.0%})",
+        markup=True,
     )
     say(
         f"  paid in KL                     {summary['kl']:.1f} nats an answer; "

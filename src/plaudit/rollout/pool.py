@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from plaudit.errors import RunError
 from plaudit.types import Experience
 
 
@@ -41,4 +42,9 @@ class Pool:
         self.kept = []
         for i in range(1 + max((int(name.split(".")[0]) for name in state), default=-1)):
             fields = {name.split(".", 1)[1]: x for name, x in state.items() if name.startswith(f"{i}.")}
-            self.kept.append(Experience(**fields, reduction=reduction))
+            try:
+                self.kept.append(Experience(**fields, reduction=reduction))
+            except TypeError:
+                raise RunError(
+                    "the checkpoint's experience was kept by another version of Plaudit; start anew with another out=…"
+                ) from None

@@ -146,7 +146,7 @@ def _label_routes(app: FastAPI, pages: _Pages, contest: Contest | None) -> None:
     def text(request: Request, part: str) -> Response:
         """A long text of the question that lies open, as plain text."""
         asked = desk.next(pages.known(request).name)
-        if asked is None or not (part == "prompt" or (part.isdecimal() and 1 <= int(part) <= len(asked.answers))):
+        if asked is None or not (part == "prompt" or 1 <= _whole(part) <= len(asked.answers)):
             raise HTTPException(404)
         whole = asked.prompt if part == "prompt" else asked.answers[int(part) - 1].text
         return PlainTextResponse(visible(whole))
@@ -190,7 +190,7 @@ def _overview_routes(app: FastAPI, pages: _Pages) -> None:
         count = desk.size(question)
         if best == "equal":
             ranks = [0] * count
-        elif best.isdecimal() and int(best) < count:
+        elif 0 <= _whole(best) < count:
             ranks = [int(i != int(best)) for i in range(count)]
         else:
             raise Refused("not_understood")
@@ -256,15 +256,20 @@ def _said(mode: Mode, count: int, choice: str, form: dict[str, str], reason: str
     if choice == "submit" and mode in ("rank", "rate"):
         name = "place" if mode == "rank" else "rating"
         values = [form.get(f"{name}_{i}", "") for i in range(1, count + 1)]
-        if not all(v.isdecimal() and 1 <= int(v) <= 99 for v in values):
+        if not all(1 <= _whole(v) <= 99 for v in values):
             raise Refused("not_answered")
         numbers = [int(v) for v in values]
         if mode == "rate":
             return Said.rated(numbers, **more)
         return Said("ranked", ranked(numbers), **more)
-    if mode in ("compare", "best") and choice.isdecimal() and 1 <= int(choice) <= max(count, 1):
+    if mode in ("compare", "best") and 1 <= _whole(choice) <= max(count, 1):
         return Said("ranked", tuple(int(i != int(choice) - 1) for i in range(count)), **more)
     raise Refused("not_understood")
+
+
+def _whole(text: str) -> int:
+    """A whole number from a form, −1 where it is none, or larger than any that is asked for."""
+    return int(text) if text.isdecimal() and len(text) < 10 else -1
 
 
 def _seconds(text: str) -> float:
@@ -408,7 +413,7 @@ def _refusal(request: Request, pages: _Pages) -> Response | None:
     if request.method not in ("GET", "HEAD") and from_elsewhere(request):
         return pages.message(request, t["other_origin"], 403)
     length = request.headers.get("content-length", "")
-    if request.method == "POST" and not (length.isdecimal() and int(length) <= LARGEST_FORM):
+    if request.method == "POST" and not 0 <= _whole(length) <= LARGEST_FORM:
         return pages.message(request, t["too_long"], 413)
     return None
 

@@ -116,9 +116,9 @@ def _likely(token: Token) -> tuple[Likely, ...]:
     mine.setdefault(token.id, (token.text, token.logprob))
 
     def share(logprob: float | None) -> str:
-        return "–" if logprob is None else f"{math.exp(logprob):.1%}"
+        return "–" if logprob is None else f"{math.exp(min(0.0, logprob)):.1%}"
 
     return tuple(
-        Likely(text, share(p), share(theirs.get(id)), round(100 * math.exp(p)), id == token.id)
+        Likely(text, share(p), share(theirs.get(id)), round(100 * math.exp(min(0.0, p))), id == token.id)
         for id, (text, p) in mine.items()
     )

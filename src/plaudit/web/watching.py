@@ -20,7 +20,8 @@ from markupsafe import Markup
 
 from plaudit.errors import RunError
 from plaudit.inspection import trace
-from plaudit.inspection.follow import Follower, Watched
+from plaudit.inspection.follow import Follower, Watched, traced_answers
+from plaudit.progress import say
 from plaudit.web.door import Door, Unauthorised
 from plaudit.web.guard import guard
 from plaudit.web.trace import trace_page
@@ -45,6 +46,7 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
 
     @app.exception_handler(RunError)
     def gone(request: Request, error: RunError) -> Response:
+        say(str(error))
         return PlainTextResponse("404", status_code=404)
 
     @app.get("/enter/{token}")
@@ -72,7 +74,7 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
                 "name": run.name,
                 "iterations": run.config.get("iterations"),
                 "monitors": run.config.get("monitors", []),
-                "traced": run.config.get("trace", {}).get("answers", 0),
+                "traced": traced_answers(run),
             }
             for run in runs
         ]
