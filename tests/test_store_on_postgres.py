@@ -16,10 +16,10 @@ from fastapi.testclient import TestClient
 
 from plaudit.config import PageConfig
 from plaudit.errors import DataError
+from plaudit.pages.labelling import label_page
 from plaudit.preferences.exchange import exported
 from plaudit.preferences.store import PreferenceStore
 from plaudit.preferences.tables import Database, metadata
-from plaudit.recipes.pages import label_page
 from plaudit.recipes.stores import store_upgrade
 from plaudit.types import Answer, Comparison
 

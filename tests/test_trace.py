@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import plaudit
 from plaudit.cli import main
 from plaudit.inspection import trace
 from plaudit.presets import PRESETS
-from plaudit.runs import read_jsonl
+from plaudit.runs import Run, read_jsonl, trace_place, traced_steps
 from plaudit.web.trace import trace_page
 from plaudit.web.words import sum_words
 
@@ -51,7 +52,7 @@ def traced(out: Path, **keys) -> tuple[list[trace.Found], dict[str, float]]:
     if not keys.get("sampling__fixed_length") and keys.get("conventions__preset") != "ziegler19":
         keys = STOPS | keys
     plaudit.ppo(config(out, **{"trace__answers": 8} | keys))
-    made = trace.read(out, trace.steps(out)[-1])
+    made = trace.read(out, traced_steps(out)[-1])
     return [trace.Found(made.step, made.rules, a) for a in made.answers], read_jsonl(out / "metrics.jsonl")[-1]
 
 
@@ -193,9 +194,20 @@ def test_a_users_own_functions_are_named_in_the_sums(tmp_path):
     assert close(token.reward, (token.score - answers[0].rules.kl_coef * token.kl) / 2)
 
 
-def test_the_command_prints_the_answer_and_writes_the_page(tmp_path, capsys):
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "run"
     plaudit.ppo(config(out))
+    return out
+
+
+@pytest.fixture
+def out(made, tmp_path) -> Path:
+    """A run of one's own, to look at or to meddle with."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def test_the_command_prints_the_answer_and_writes_the_page(out, capsys):
     assert main(["trace", str(out), "--row", "2", "--iteration", "1"]) == 0
     said = capsys.readouterr().out
     answer = trace.read(out, 1).answers[2]
@@ -206,9 +218,7 @@ def test_the_command_prints_the_answer_and_writes_the_page(tmp_path, capsys):
     assert "http" not in page and page.count('<button type="button" class="token') == len(answer.tokens)
 
 
-def test_an_answer_is_found_by_its_prompt(tmp_path):
-    out = tmp_path / "run"
-    plaudit.ppo(config(out))
+def test_an_answer_is_found_by_its_prompt(out):
     wanted = trace.read(out, 1).answers[3].prompt
     assert trace.find(out, prompt=wanted.upper()[:5]).trace.prompt.startswith(wanted[:5])
 
@@ -221,9 +231,7 @@ def test_an_answer_is_found_by_its_prompt(tmp_path):
         (["--prompt", "nowhere"], r"no traced answer has 'nowhere'"),
     ],
 )
-def test_what_is_not_there_is_said_with_what_is(tmp_path, capsys, words, message):
-    out = tmp_path / "run"
-    plaudit.ppo(config(out))
+def test_what_is_not_there_is_said_with_what_is(out, capsys, words, message):
     assert main(["trace", str(out), *words]) == 2
     assert re.search(message, capsys.readouterr().err)
 
@@ -250,10 +258,8 @@ def test_other_folders_and_torn_files_are_named(tmp_path, capsys):
         (lambda t: t["rules"].pop("gamma"), "another version"),
     ],
 )
-def test_a_trace_that_was_meddled_with_is_named(tmp_path, capsys, change, why):
-    out = tmp_path / "run"
-    plaudit.ppo(config(out))
-    file = out / trace.place(2)
+def test_a_trace_that_was_meddled_with_is_named(out, capsys, change, why):
+    file = out / trace_place(2)
     made = json.loads(file.read_text())
     change(made)
     file.write_text(json.dumps(made))
@@ -261,16 +267,14 @@ def test_a_trace_that_was_meddled_with_is_named(tmp_path, capsys, change, why):
     assert why in capsys.readouterr().err
 
 
-def test_traces_of_iterations_that_a_resumed_run_makes_again_are_dropped(tmp_path):
-    out = tmp_path / "run"
-    plaudit.ppo(config(out, trace__every=1))
-    trace.forget_after(out, 1)
-    assert trace.steps(out) == [1]
+def test_traces_of_iterations_that_a_resumed_run_makes_again_are_dropped(out):
+    assert traced_steps(out) == [1, 2]
+    Run(out, "ppo").forget_after(1)
+    assert traced_steps(out) == [1]
 
 
-def test_a_hostile_answer_is_text_on_the_page(tmp_path):
-    answers, _ = traced(tmp_path / "run")
-    found = answers[0]
+def test_a_hostile_answer_is_text_on_the_page(out):
+    found = trace.find(out)
     evil = dataclasses.replace(found.trace.tokens[0], text="<script>alert(1)</script>\u202e")
     found = dataclasses.replace(
         found, trace=dataclasses.replace(found.trace, prompt="<img src=x>", tokens=(evil, *found.trace.tokens[1:]))

@@ -252,7 +252,7 @@ def _label(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(json.dumps(dump(config), indent=2))
         return
-    from plaudit.recipes.pages import serve_labels
+    from plaudit.pages.labelling import serve_labels
 
     serve_labels(config)
 
@@ -322,7 +322,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _trace(arguments: argparse.Namespace) -> None:
-    from plaudit.recipes.tracing import trace
+    from plaudit.pages.tracing import trace
 
     a = arguments
     page = trace(a.run_folder, step=a.iteration, row=a.row, prompt=a.prompt, html=a.html, language=a.language)
@@ -331,13 +331,13 @@ def _trace(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     config = _read(configs.CompareConfig, arguments.config)
-    from plaudit.recipes.pages import serve_compare
+    from plaudit.pages.labelling import serve_compare
 
     serve_compare(arguments.first, arguments.second, config)
 
 
 def _watch(arguments: argparse.Namespace) -> None:
-    from plaudit.recipes.pages import serve_watch
+    from plaudit.pages.watching import serve_watch
 
     serve_watch(arguments.run_folders, arguments.host, arguments.port)
 

@@ -404,6 +404,16 @@ class PoolConfig(Frozen):
         0.0, ge=0, description="weigh tokens by min(this, π_trainer / π_engine) for the engine's rounding; 0: off"
     )
 
+    @property
+    def lags(self) -> bool:
+        """Whether what samples may be older than what is trained."""
+        return self.refresh_every > 1 or self.overlap
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether every first minibatch is of the policy that is trained."""
+        return self.size == 1 and not self.lags
+
 
 class PTXConfig(Frozen):
     coef: float = Field(0.0, ge=0, description="weight of the language-model loss in each optimizer step; 0: none")
@@ -435,6 +445,11 @@ class ValidationConfig(Frozen):
         return self
 
 
+def falls_due(iteration: int, every: int, last: int) -> bool:
+    """Every so many iterations, and at the last one."""
+    return iteration % every == 0 or iteration == last
+
+
 class TraceConfig(Frozen):
     every: int = Field(5, ge=1, description="iterations between traces; the first and the last are traced anyway")
     answers: int = Field(4, ge=0, description="of each such iteration, this many answers token by token; 0: none")
@@ -442,7 +457,7 @@ class TraceConfig(Frozen):
 
     def due(self, iteration: int, last: int) -> bool:
         """Whether an iteration, counted from 1, is traced."""
-        return self.answers > 0 and (iteration % self.every == 0 or iteration in (1, last))
+        return self.answers > 0 and (iteration == 1 or falls_due(iteration, self.every, last))
 
 
 class ProbeConfig(Frozen):
@@ -688,8 +703,7 @@ class PPOConfig(ModelRunConfig):
             )
         if self.pool.overlap and self.pool.refresh_every > 1:
             raise ValueError("pool.overlap renews the policy that samples every iteration; use pool.refresh_every=1")
-        off_policy = self.pool.size > 1 or self.pool.refresh_every > 1 or self.pool.overlap
-        if self.stop_kl and off_policy:
+        if self.stop_kl and not self.pool.on_policy:
             raise ValueError(
                 "stop_kl measures the distance to the policy that sampled, which is not 0 at first where experience "
                 "is older; use stop_kl=0.0, or pool.size=1, pool.refresh_every=1 and pool.overlap=false"

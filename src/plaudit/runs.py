@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plaudit import checkpoint
 from plaudit.config import RunConfig
 from plaudit.errors import RunError
 from plaudit.schema import dump
@@ -89,23 +88,26 @@ class Run:
             tracker.log_samples(step, samples)
 
     def forget_after(self, step: int) -> None:
-        """Drops metrics and samples later than ``step``: a resumed run writes them again."""
+        """Drops what was logged and traced later than ``step``: a resumed run writes it again."""
         for name in ("metrics.jsonl", "samples.jsonl", "probes.jsonl", "events.jsonl"):
             lines = read_jsonl(self.folder / name)
             kept = [line for line in lines if line.get("step", 0) <= step]
             if len(kept) < len(lines):
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
                 _atomic(self.folder / name, text)
+        for traced in traced_steps(self.folder):
+            if traced > step:
+                (self.folder / trace_place(traced)).unlink()
 
     def once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Named tensors that are made at the run's start and kept: a resumed run reads what the first start made."""
-        return checkpoint.once(self.folder / f"{name}.safetensors", make)
+        return _checkpoints().once(self.folder / f"{name}.safetensors", make)
 
     def save_checkpoint(self, step: int, tensors: dict[str, Any], meta: dict[str, Any]) -> None:
-        checkpoint.save(self.folder / "checkpoints", step, tensors, meta)
+        _checkpoints().save(self.folder / "checkpoints", step, tensors, meta)
 
     def newest_checkpoint(self):
-        return checkpoint.load_newest(self.folder / "checkpoints")
+        return _checkpoints().load_newest(self.folder / "checkpoints")
 
     def discard_if_empty(self) -> None:
         """Takes back what :meth:`open` wrote, where nothing has been added to it."""
@@ -127,11 +129,29 @@ class Run:
         self._trackers = [self.jsonl]
 
 
+def _checkpoints():
+    # torch comes with it, and takes seconds; whoever only looks at a run does without
+    from plaudit import checkpoint
+
+    return checkpoint
+
+
 def stage_folder(quickstart: Path, stage: str) -> Path:
     """Where a quickstart keeps a stage: in its newest round that has begun it, where it goes several rounds."""
     rounds = sorted(quickstart.glob("round-*"), key=lambda path: (len(path.name), path.name))
     found = [path / stage for path in rounds if (path / stage / "config.json").exists()]
     return found[-1] if found else quickstart / stage
+
+
+def trace_place(step: int) -> str:
+    """The file of an iteration's traces, within the run folder."""
+    return f"traces/iteration-{step:06d}.json"
+
+
+def traced_steps(run: Path) -> list[int]:
+    """The traced iterations of a run, in order."""
+    found = (run / "traces").glob("iteration-*.json")
+    return sorted(int(n) for path in found if (n := path.stem.removeprefix("iteration-")).isdecimal())
 
 
 def environment() -> dict[str, Any]:

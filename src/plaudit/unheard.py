@@ -140,7 +140,7 @@ RULES = (
     ),
     Rule(
         ("pool.max_age",),
-        lambda c: c.pool.size > 1 or c.pool.refresh_every > 1 or c.pool.overlap,
+        lambda c: not c.pool.on_policy,
         "no experience is older than its iteration",
         "set pool.size, pool.refresh_every or pool.overlap",
     ),

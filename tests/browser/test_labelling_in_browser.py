@@ -20,10 +20,10 @@ from fastapi.testclient import TestClient
 from serving import served
 
 from plaudit.config import PageConfig
+from plaudit.pages.labelling import label_page
 from plaudit.preferences.desk import Asking, Desk
 from plaudit.preferences.exchange import exported
 from plaudit.preferences.store import PreferenceStore
-from plaudit.recipes.pages import label_page
 from plaudit.types import Answer, Comparison
 from plaudit.web.door import Door
 from plaudit.web.labelling import Standing, labelling_app

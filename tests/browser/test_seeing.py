@@ -12,7 +12,7 @@ from tiny_runs import config
 
 import plaudit
 from plaudit.inspection import trace
-from plaudit.recipes.pages import watch_page
+from plaudit.pages.watching import watch_page
 from plaudit.web.trace import trace_page
 
 pytestmark = pytest.mark.browser

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from plaudit.cli import main
 from plaudit.config import CompareConfig
 from plaudit.models.load import locate, weights_digest
+from plaudit.pages.labelling import compare_page
 from plaudit.preferences.store import PreferenceStore
-from plaudit.recipes.pages import compare_page
 from plaudit.schema import build
 
 

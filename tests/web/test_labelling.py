@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from plaudit.config import PageConfig
+from plaudit.pages.labelling import label_page
 from plaudit.preferences.desk import Asking, Desk, Said
 from plaudit.preferences.store import PreferenceStore
-from plaudit.recipes.pages import label_page
 from plaudit.types import Answer, Comparison
 
 HOSTILE = [

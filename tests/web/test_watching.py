@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tiny_runs import config
 import plaudit
 from plaudit.cli import main
 from plaudit.inspection.follow import Follower
-from plaudit.recipes.pages import watch_page
+from plaudit.pages.watching import watch_page
 from plaudit.runs import read_jsonl
 
 
@@ -165,6 +167,11 @@ def test_what_is_no_run_is_named(tmp_path, capsys, made):
         (where / "config.json").write_text('{"command": "sft"}')
     assert main(["watch", str(where)]) == 2
     assert str(where) in capsys.readouterr().err
+
+
+def test_what_shows_a_run_starts_without_torch():
+    code = "import sys, plaudit.pages.watching, plaudit.pages.tracing; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- the same prompts again and again ---------------------------------------------------------------------------------

@@ -109,18 +109,22 @@ class Seen:
 
 
 @dataclass
-class Watch:
-    """Notes what the steps of one iteration make of ``count`` answers from number ``first`` on. ``refused``: the steps
-    that were not taken."""
+class Notes:
+    """What is noted of the ``count`` answers from number ``first`` on, in an iteration that is traced.
+
+    ``alternatives`` f32 (count, S, 2, K), by role: the log-probabilities and ids of the likeliest tokens in each
+    token's place. ``seen``: what the steps made of each token; ``refused``: the steps that were not taken.
+    """
 
     first: int
     count: int
+    alternatives: dict[str, Tensor]
     #: the step that is being made
     update: int = 0
     seen: list[Seen] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
 
-    def note(self, rows: Experience, values: dict[str, Tensor]) -> None:
+    def take(self, rows: Experience, values: dict[str, Tensor]) -> None:
         keep = (rows.number >= self.first) & (rows.number < self.first + self.count)
         if keep.any():
             kept = {name: x.detach()[keep].float().cpu() for name, x in values.items()}
@@ -138,13 +142,13 @@ class State:
     pool: Pool = field(default_factory=Pool)
     #: the next answers, being sampled ahead; a resumed run samples them again, from the same weights
     pending: Future[Rollout] | None = None
-    #: looks at the steps of this iteration, where it is traced
-    watch: Watch | None = None
+    #: of this iteration, where it is traced
+    notes: Notes | None = None
 
     def see(self, rows: Experience, **values: Tensor) -> None:
         """A loss shows what it made of each token."""
-        if self.watch is not None:
-            self.watch.note(rows, values)
+        if self.notes is not None:
+            self.notes.take(rows, values)
 
 
 @dataclass(frozen=True)
@@ -152,8 +156,7 @@ class Account:
     """All that a traced iteration's update was made from; tensors are those of ``rows``.
 
     ``paid`` f32 (B,): the scores after clip and penalties. ``counted`` bool (B, S): where the recursion of the
-    advantages ran. ``kl_coef``: what KL cost. ``alternatives`` f32 (N, S, 2, K), by role: of the first N answers,
-    the log-probabilities and ids of the likeliest tokens in each token's place. ``watch``: what the steps made of them.
+    advantages ran. ``kl_coef``: what KL cost.
     """
 
     rows: Rollout
@@ -166,8 +169,7 @@ class Account:
     counted: Tensor
     importance: Tensor
     kl_coef: float
-    alternatives: dict[str, Tensor]
-    watch: Watch
+    notes: Notes
 
 
 @dataclass(frozen=True)
@@ -220,8 +222,7 @@ def ppo_iteration(
             rows, positions = as_read(cfg, rollout, roles)
             read = read_policies(cfg, roles, rows, positions)
         with roles.clock("trace"):
-            traced = cfg.trace.due(state.iteration + 1, cfg.iterations)
-            alternatives = read_alternatives(cfg, roles, rows) if traced else {}
+            state.notes = take_notes(cfg, roles, rows, state.iteration)
     tell("act", rollout)
     # Judge: one score an answer, and its price.
     with roles.clock("judge"):
@@ -244,10 +245,9 @@ def ppo_iteration(
     credit = assign(cfg, facts, rows, positions, in_reward, roles.own.token_rewards, roles.own.advantages)
     tell("assign_credit", credit)
     # Improve: a few epochs of clipped updates, on what the pool holds.
-    number = state.iteration * cfg.answers
     experience = Experience.of(
         rows,
-        number=number + torch.arange(len(rows)),
+        number=first_number(cfg, state.iteration) + torch.arange(len(rows)),
         value_mask=positions.span(cfg.conventions.value_loss_over),
         logprobs=read.logprobs,
         ref_logprobs=read.ref_logprobs,
@@ -264,7 +264,6 @@ def ppo_iteration(
         if upcoming:
             following = state.iteration + 1
             state.pending = roles.ahead(lambda: sampled(cfg, roles, upcoming, following))
-    state.watch = Watch(number, cfg.trace.answers) if traced else None
     with roles.clock("improve"):
         updates = list(improvements(cfg, roles, state))
     tell("improve", updates)
@@ -275,8 +274,8 @@ def ppo_iteration(
     kl = ops.masked_sum(read.kl, positions.span(cfg.conventions.kl_over))
     metrics = iteration_metrics(cfg, rows, judgement, scores, kl, read, credit, facts.values, updates)
     metrics["kl_coef"] = state.kl_coef
-    account = None
-    if state.watch is not None:
+    account, notes, state.notes = None, state.notes, None
+    if notes is not None:
         account = Account(
             rows=rows,
             positions=positions,
@@ -289,10 +288,8 @@ def ppo_iteration(
             counted=credited(cfg.conventions, positions),
             importance=experience.importance,
             kl_coef=state.kl_coef,
-            alternatives=alternatives,
-            watch=state.watch,
+            notes=notes,
         )
-        state.watch = None
     if cfg.kl.controller == "adaptive":
         state.kl_coef = ops.adaptive_kl_coef(
             state.kl_coef, float(kl.mean()), target=cfg.kl.target, horizon=cfg.kl.horizon, n=len(rollout)
@@ -355,15 +352,24 @@ def read_policies(cfg: PPOConfig, roles: Roles, rows: Rollout, positions: Positi
     return Read(logprobs, ref_logprobs, kl, hidden if cfg.kl.place == "loss" else rows.features[:, :, :0])
 
 
-def read_alternatives(cfg: PPOConfig, roles: Roles, rows: Rollout) -> dict[str, Tensor]:
-    """What actor and reference might have said in the place of each token of the answers that are traced."""
+def first_number(cfg: PPOConfig, iteration: int) -> int:
+    """The number of an iteration's first answer, among all of the run."""
+    return iteration * cfg.answers
+
+
+def take_notes(cfg: PPOConfig, roles: Roles, rows: Rollout, iteration: int) -> Notes | None:
+    """Begins the notes of an iteration (from 0) that is traced: what actor and reference might have said instead."""
+    if not cfg.trace.due(iteration + 1, cfg.iterations):
+        return None
     few = rows.take(range(min(cfg.trace.answers, len(rows)))).trim()
     count, t = cfg.trace.alternatives, cfg.logprob_temperature
 
     def likeliest(outputs: Outputs, part: Sequences) -> Tensor:
         return token_alternatives(outputs, part, count, t)
 
-    return {name: getattr(roles, name).evaluate(few, likeliest) for name in ("actor", "reference")}
+    asked = {"actor": roles.actor, "reference": roles.reference}
+    alternatives = {name: role.evaluate(few, likeliest) for name, role in asked.items()}
+    return Notes(first_number(cfg, iteration), len(few), alternatives)
 
 
 def finite(name: str, x: Tensor) -> Tensor:
@@ -418,11 +424,11 @@ def improvements(cfg: PPOConfig, roles: Roles, state: State) -> Iterator[dict[st
     for update in roles.updates:
         update.learner.rollouts = state.iteration - cfg.critic_warmup * (update.name == "actor")
     for number, minibatch in enumerate(state.pool.minibatches(cfg.epochs, cfg.minibatches, generator)):
-        if state.watch is not None:
-            state.watch.update = number
+        if state.notes is not None:
+            state.notes.update = number
         stats = improve(cfg, roles, minibatch, critic_only=critic_only)
-        if state.watch is not None and stats.get("actor/skipped"):
-            state.watch.refused.add(number)
+        if state.notes is not None and stats.get("actor/skipped"):
+            state.notes.refused.add(number)
         yield stats
         if cfg.stop_kl and stats.get("actor/approx_kl_k2_nats_per_token", 0.0) > cfg.stop_kl:
             return

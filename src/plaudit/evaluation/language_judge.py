@@ -19,8 +19,8 @@ from torch import Tensor
 from plaudit import device as devices
 from plaudit.errors import DataError, ModelError
 from plaudit.learner import Scorer
-from plaudit.models.load import load_language_model
-from plaudit.models.network import LanguageHead, Network, Outputs
+from plaudit.models.load import context_length, load_language_model
+from plaudit.models.network import LanguageHead, Network, Outputs, at
 from plaudit.models.stack import WholeStack
 from plaudit.preferences.order import shown_order
 from plaudit.runs import Run, read_jsonl
@@ -182,7 +182,7 @@ class Ballots(Sequences):
 def margins(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
     """log p(A) − log p(B) of each row's next token."""
     assert isinstance(rows, Ballots) and outputs.network.language is not None
-    last = outputs.hidden[torch.arange(len(rows), device=rows.tokens.device), rows.lengths - 1]
+    last = at(outputs.hidden, rows.lengths - 1)
     chosen = outputs.network.language(last).gather(1, rows.letters)
     return (chosen[:, 0] - chosen[:, 1]).float()
 
@@ -194,7 +194,7 @@ class LocalAsker:
         place = devices.pick(device)
         loaded, self._tokenizer = load_language_model(model)
         self._model = model
-        self._context = getattr(loaded.config, "max_position_embeddings", None)
+        self._context = context_length(loaded)
         network = Network(WholeStack(loaded.base_model), LanguageHead(loaded)).to(place)
         self._scorer = Scorer(network, place, batch_tokens)
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.errors import RunError
-from plaudit.inspection import trace
-from plaudit.runs import read_json, stage_folder
+from plaudit.runs import read_json, stage_folder, traced_steps
 
 #: the files that are followed, by the kind of their lines
 FILES = {"metrics": "metrics.jsonl", "samples": "samples.jsonl", "probes": "probes.jsonl", "events": "events.jsonl"}
@@ -52,7 +51,7 @@ class Follower:
         for kind, name in FILES.items():
             if found := self._read(kind, self.folder / name):
                 yield found
-        state = {"finished": (self.folder / "summary.json").exists(), "traced": trace.steps(self.folder)}
+        state = {"finished": (self.folder / "summary.json").exists(), "traced": traced_steps(self.folder)}
         if state != self._state:
             self._state = state
             yield News("state", [state], True)

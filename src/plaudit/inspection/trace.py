@@ -1,7 +1,7 @@
 """One answer of a PPO run, token by token: every number as the update used it, and the sum that makes it up.
 
 A trace is taken from the tensors of an iteration, kept as JSON beside the run's metrics, and read back as the same
-records. Left out: how it looks (see web.trace and recipes.tracing).
+records. Left out: how it looks (see web.trace and pages.tracing).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from plaudit.config import CRITIC_FREE, PPOConfig
 from plaudit.errors import RunError, first_line
+from plaudit.runs import trace_place, traced_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +146,6 @@ class Traces:
 
 
 _FORM = TypeAdapter(Traces)
-FOLDER = "traces"
 
 
 # --- taking ----------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def traces(config: PPOConfig, account: Account, tokenizer: Tokenizer, responses:
         own=tuple(n for n in ("token_rewards", "advantages", "policy_loss") if getattr(config.functions, n)),
     )
     places = _Places.of(config, account)
-    count = min(config.trace.answers, len(account.rows))
-    return Traces(step, rules, tuple(_trace(account, places, tokenizer, responses, row) for row in range(count)))
+    rows = range(account.notes.count)
+    return Traces(step, rules, tuple(_trace(account, places, tokenizer, responses, row) for row in rows))
 
 
 def _scaling(w: Whitening, before: Tensor, after: Tensor, account: Account) -> Scaling | None:
@@ -215,6 +215,7 @@ def _trace(account: Account, places: _Places, tokenizer: Tokenizer, responses: S
     rows, read, credit, facts = account.rows, account.read, account.credit, account.facts
     at_end = float((account.paid - facts.dense.sum(1))[row])
     real, seen = rows.real()[row], _seen(account, row)
+    mine, theirs = (account.notes.alternatives[role][row] for role in ("actor", "reference"))
     tokens = []
     for s in places.shown[row].nonzero().flatten().tolist():
         there, chosen, valued = bool(real[s]), bool(rows.mask[row, s]), bool(places.valued[row, s])
@@ -239,9 +240,9 @@ def _trace(account: Account, places: _Places, tokenizer: Tokenizer, responses: S
                 advantage=float(credit.advantages[row, s]),
                 returns=float(credit.returns[row, s]),
                 importance=float(account.importance[row, s]),
-                alternatives=_alternatives(account.alternatives["actor"], tokenizer, row, s) if chosen else (),
-                ref_alternatives=_alternatives(account.alternatives["reference"], tokenizer, row, s) if chosen else (),
-                steps=_steps(seen, account.watch.refused, s, chosen, bool(places.trained[row, s])),
+                alternatives=_alternatives(mine[s], tokenizer) if chosen else (),
+                ref_alternatives=_alternatives(theirs[s], tokenizer) if chosen else (),
+                steps=_steps(seen, account.notes.refused, s, chosen, bool(places.trained[row, s])),
             )
         )
     return Trace(
@@ -257,16 +258,16 @@ def _trace(account: Account, places: _Places, tokenizer: Tokenizer, responses: S
     )
 
 
-def _alternatives(found: Tensor, tokenizer: Tokenizer, row: int, s: int) -> tuple[Alternative, ...]:
-    logprobs, ids = found[row, s].tolist()
+def _alternatives(found: Tensor, tokenizer: Tokenizer) -> tuple[Alternative, ...]:
+    logprobs, ids = found.tolist()
     return tuple(Alternative(int(i), tokenizer.token(int(i)), p) for p, i in zip(logprobs, ids, strict=True))
 
 
 def _seen(account: Account, row: int) -> dict[int, dict[str, Tensor]]:
     """What each step saw of an answer, f32 (S,) by name: actor and critic in their own records, put together."""
     found: dict[int, dict[str, Tensor]] = {}
-    for seen in account.watch.seen:
-        for at in (seen.number == account.watch.first + row).nonzero().flatten().tolist():
+    for seen in account.notes.seen:
+        for at in (seen.number == account.notes.first + row).nonzero().flatten().tolist():
             found.setdefault(seen.update, {}).update({name: x[at] for name, x in seen.values.items()})
     return found
 
@@ -300,27 +301,9 @@ def _steps(
 # --- keeping and finding ----------------------------------------------------------------------------------------------
 
 
-def place(step: int) -> str:
-    """The file of an iteration's traces, within the run folder."""
-    return f"{FOLDER}/iteration-{step:06d}.json"
-
-
 def plain(made: Traces) -> dict[str, Any]:
     """As JSON has it."""
     return _FORM.dump_python(made, mode="json")
-
-
-def forget_after(run: Path, step: int) -> None:
-    """Drops traces later than ``step``: a resumed run takes them again."""
-    for number in steps(run):
-        if number > step:
-            (run / place(number)).unlink()
-
-
-def steps(run: Path) -> list[int]:
-    """The traced iterations of a run, in order."""
-    found = (run / FOLDER).glob("iteration-*.json")
-    return sorted(int(n) for path in found if (n := path.stem.removeprefix("iteration-")).isdecimal())
 
 
 def read(run: Path, step: int) -> Traces:
@@ -328,11 +311,11 @@ def read(run: Path, step: int) -> Traces:
     Raises:
         RunError: there are no traces of that iteration, or they cannot be read.
     """
-    file = run / place(step)
+    file = run / trace_place(step)
     try:
         found = _FORM.validate_python(json.loads(file.read_bytes(), parse_constant=_not_finite))
     except FileNotFoundError:
-        there = steps(run)
+        there = traced_steps(run)
         shown = ", ".join(map(str, there[:12])) + (" …" if len(there) > 12 else "")
         raise RunError(f"{run}: iteration {step} is not traced; traced are {shown or 'none'}") from None
     except ValidationError:
@@ -364,7 +347,7 @@ def find(run: Path, step: int | None = None, row: int | None = None, prompt: str
     Raises:
         RunError: there is no such answer; with what there is.
     """
-    there = steps(run)
+    there = traced_steps(run)
     if not there:
         raise RunError(
             f"{run}: holds no traces; a PPO run keeps them while trace.answers is not 0, from its first iteration on"

@@ -62,6 +62,11 @@ def _attention(name: str) -> dict[str, str]:
     return {} if name == "auto" else {"attn_implementation": name}
 
 
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many tokens the model's positions reach, where it says so."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
 def load_language_model(model: str, attention: str = "auto") -> tuple[PreTrainedModel, Tokenizer]:
     """A causal language model in float32, and its tokenizer. ``attention``: transformers' attn_implementation, or auto.
 

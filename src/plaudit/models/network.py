@@ -231,7 +231,7 @@ def token_values(
 
 def last_values(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
     """V of the state after each row's last token: how a truncated row may be continued."""
-    return _at(token_scores(outputs), rows.lengths - 1)
+    return at(token_scores(outputs), rows.lengths - 1)
 
 
 def prefix_scores(outputs: Outputs, rows: Sequences) -> Float[Tensor, "B S"]:
@@ -247,7 +247,8 @@ def token_scores(outputs: Outputs) -> Float[Tensor, "B S"]:
     return scores
 
 
-def _at(x: Tensor, index: Int[Tensor, " B"]) -> Tensor:
+def at(x: Tensor, index: Int[Tensor, " B"]) -> Tensor:
+    """Each row's value at its own index."""
     return x[torch.arange(len(x), device=x.device), index]
 
 
@@ -255,4 +256,4 @@ def text_scores(outputs: Outputs, rows: Sequences) -> Float[Tensor, " B"]:
     """The score of each row's text, read at its last token (the end token of an answer is no part of its text)."""
     head = outputs.network.scalar
     assert head is not None, "this network has no scalar head"
-    return head(_at(outputs.hidden, rows.text_end())).squeeze(-1).float()
+    return head(at(outputs.hidden, rows.text_end())).squeeze(-1).float()

@@ -18,6 +18,7 @@ from plaudit.config import EngineConfig, RunConfig, SamplingConfig
 from plaudit.errors import ConfigError, DataError, ModelError, RunError, first_line
 from plaudit.evaluation import judges
 from plaudit.models.fused import can_fuse
+from plaudit.models.load import context_length
 from plaudit.models.network import LanguageHead
 from plaudit.models.stack import Trunk, in_bfloat16
 from plaudit.progress import Bar, say
@@ -138,11 +139,6 @@ def holds(model: PreTrainedModel, tokens: int, key: str) -> None:
     context = context_length(model)
     if context and tokens > context:
         raise ConfigError(f"{key}={tokens} exceeds the model's context of {context}; lower it")
-
-
-def context_length(model: PreTrainedModel) -> int | None:
-    """How many tokens the model's positions reach, where it says so."""
-    return getattr(model.config, "max_position_embeddings", None)
 
 
 def one_vocabulary(mine: Tokenizer, other: Tokenizer, name: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from plaudit import device as devices
 from plaudit.algorithms import ppo as algorithm
-from plaudit.config import PPOConfig
+from plaudit.config import PPOConfig, falls_due
 from plaudit.data import rows as data
 from plaudit.errors import NonFinite, RunError
 from plaudit.evaluation.compare import distinct, level, repeated
@@ -25,7 +25,7 @@ from plaudit.recipes.common import Summary, Watch, fits, save, stage, watch
 from plaudit.recipes.probes import Probes
 from plaudit.recipes.roles import compose, turn
 from plaudit.recipes.validation import Validation
-from plaudit.runs import Run, read_jsonl
+from plaudit.runs import Run, read_jsonl, trace_place
 from plaudit.tokenizer import Tokenizer
 from plaudit.training import interrupted
 from plaudit.types import Prompt
@@ -66,11 +66,10 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
         made.restore(tensors, meta, config.loss_reduction)
         validation.load_state(meta["validation"])
     run.forget_after(state.iteration)
-    trace.forget_after(run.folder, state.iteration)
     lines = read_jsonl(run.path("metrics.jsonl"))
     probes = Probes.of(config, made, tokenizer, prompts)
-    if state.iteration == 0 and probes.due(0) and not read_jsonl(run.path("probes.jsonl")):
-        run.jsonl.log_probes(state.iteration, probes.answers())
+    if state.iteration == 0 and not read_jsonl(run.path("probes.jsonl")):
+        probes.look(run)
     warned = {line.get("sign", "") for line in read_jsonl(run.path("events.jsonl"))}
     rate = products_rate(int(model.config.hidden_size), device) if config.profile else 0.0
     with graceful() as stop, Bar("PPO", config.iterations, state.iteration) as bar:
@@ -89,10 +88,8 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
             if iteration.account is not None:
                 with clock("trace"):
                     made_of = trace.traces(config, iteration.account, tokenizer, said.responses, state.iteration)
-                    run.write(trace.place(state.iteration), trace.plain(made_of), indent=None)
-            if probes.due(state.iteration):
-                with clock("probe"):
-                    run.jsonl.log_probes(state.iteration, probes.answers())
+                    run.write(trace_place(state.iteration), trace.plain(made_of), indent=None)
+            probes.look(run)
             metrics |= {f"seconds/{phase}": seconds for phase, seconds in clock.seconds.items()}
             if config.profile:
                 metrics |= profile(made.roles.clock, made.sizes, iteration.rollout, config.epochs, rate)
@@ -105,7 +102,7 @@ def ppo(config: PPOConfig, run: Run) -> Summary:
                 made.reload()
             run.log(state.iteration, metrics | {"seconds": time.time() - started})
             lines.append({"step": state.iteration} | metrics)
-            if state.iteration % config.sample_every == 0 or state.iteration == config.iterations:
+            if falls_due(state.iteration, config.sample_every, config.iterations):
                 run.log_samples(state.iteration, _samples(iteration, said))
             _warn(run, config, lines, warned)
             devices.release_memory()
@@ -196,8 +193,7 @@ def _samples(done: algorithm.Iteration, said: Said) -> list[dict[str, Any]]:
 
 def _warn(run: Run, config: PPOConfig, lines: list[dict[str, Any]], warned: set[str]) -> None:
     """Says each kind of warning once, on the screen and in events.jsonl; ``lines`` are the run's numbers so far."""
-    on_policy = config.pool.size == 1 and config.pool.refresh_every == 1 and not config.pool.overlap
-    for sign in health.signs(lines, config.monitors, on_policy=on_policy):
+    for sign in health.signs(lines, config.monitors, on_policy=config.pool.on_policy):
         if sign.kind not in warned:
             warned.add(sign.kind)
             run.jsonl.event("warning", sign.message, sign=sign.kind, step=sign.iteration)

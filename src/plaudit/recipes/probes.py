@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit.algorithms.ppo import stream
-from plaudit.config import PPOConfig
+from plaudit.config import PPOConfig, falls_due
 from plaudit.recipes.roles import Composed
+from plaudit.runs import Run
 from plaudit.tokenizer import Tokenizer
 from plaudit.types import Prompt
 
@@ -27,8 +28,14 @@ class Probes:
 
     def due(self, iteration: int) -> bool:
         """Before the first iteration (0), every so many, and after the last."""
-        last = self.config.iterations
-        return bool(self.prompts) and (iteration % self.config.probe.every == 0 or iteration == last)
+        return bool(self.prompts) and falls_due(iteration, self.config.probe.every, self.config.iterations)
+
+    def look(self, run: Run) -> None:
+        """Where it is time: the answers that the policy gives now, into the run's probes."""
+        iteration = self.made.state.iteration
+        if self.due(iteration):
+            with self.made.roles.clock("probe"):
+                run.jsonl.log_probes(iteration, self.answers())
 
     def answers(self) -> list[dict[str, Any]]:
         """The prompts with what the policy that samples says to them now."""

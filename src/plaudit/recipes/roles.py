@@ -211,8 +211,7 @@ def compose(config: PPOConfig, model: PreTrainedModel, tokenizer: Tokenizer, dev
         copied = {name: p for name, p in sampling.named_parameters() if id(p) not in shared}
         # the engine samples from a copy of what the actor trains while the actor is improved
         engine = SyncedEngine(engine, lambda: _copy(copied, {name: model.get_parameter(name) for name in copied}))
-    lags = config.pool.refresh_every > 1 or config.pool.overlap
-    behaviour = Behaviour(actor.named) if lags else None
+    behaviour = Behaviour(actor.named) if config.pool.lags else None
     roles = algorithm.Roles(
         engine=engine if behaviour is None else SyncedEngine(engine, behaviour.publish),
         judge=judge,

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from plaudit import device as devices
-from plaudit.algorithms import ppo as ppo_algorithm
-from plaudit.config import ChatConfig, EngineConfig, ScoreConfig
+from plaudit.algorithms.ppo import stream
+from plaudit.config import ChatConfig, EngineConfig, SamplingConfig, ScoreConfig
 from plaudit.data import files
 from plaudit.errors import DataError, ModelError
 from plaudit.learner import Scorer
-from plaudit.models.load import load_language_model, load_reward_model
+from plaudit.models.load import context_length, load_language_model, load_reward_model
 from plaudit.models.network import Network, text_scores
 from plaudit.models.stack import WholeStack
-from plaudit.recipes.common import context_length, engine_for, fits
-from plaudit.types import Sequences
+from plaudit.recipes.common import engine_for, fits
+from plaudit.types import Answer, Prompt, Sequences
 
 
 def score(model: str, file: str, config: ScoreConfig) -> list[dict[str, Any]]:
@@ -61,35 +61,58 @@ class TextScorer:
         return Scorer(self._network, self._device).evaluate(packed, text_scores).tolist()
 
 
-class Chat:
-    """A conversation with a model, through its chat template (or raw: it goes on from the text as it stands)."""
+class Answerer:
+    """A model that answers one at a time, through its chat template (or raw: it goes on from the text as it stands)."""
 
-    def __init__(self, model: str, config: ChatConfig):
-        device = devices.pick(config.device)
+    def __init__(self, model: str, sampling: SamplingConfig, device: str, raw: bool):
+        """
+        Raises:
+            ModelError: it is missing or unfit, or has no chat template and is not to go on raw.
+        """
+        place = devices.pick(device)
         loaded, self.tokenizer = load_language_model(model)
-        if not config.raw and not self.tokenizer.inner.chat_template:
+        if not raw and not self.tokenizer.inner.chat_template:
             raise ModelError(
                 f"{model}: its tokenizer has no chat template; use raw=true to complete texts as they stand"
             )
-        self.model = loaded.to(device)
-        self.engine = engine_for(EngineConfig(), self.model, self.tokenizer, device)
+        self.sampling, self.raw, self.model = sampling, raw, loaded.to(place)
+        self.engine = engine_for(EngineConfig(), self.model, self.tokenizer, place)
+
+    def prompt(self, messages: Sequence[dict[str, str]]) -> Prompt:
+        """A conversation as the model reads it (raw: its last text alone)."""
+        return self.tokenizer.prompt(messages[-1]["content"]) if self.raw else self.tokenizer.chat_prompt(messages)
+
+    def answer(self, prompt: Prompt, seed: int) -> Answer:
+        """
+        Raises:
+            DataError: the prompt does not fit the model.
+        """
+        fits(self.model, [prompt], self.sampling)
+        rollout = self.engine.generate([prompt], self.sampling, seed=seed)
+        # a stop string is no end token
+        ended = bool(rollout.terminated[0] & ~rollout.stopped[0])
+        return Answer(self.tokenizer.responses(rollout)[0], ended)
+
+
+class Chat:
+    """A conversation with a model."""
+
+    def __init__(self, model: str, config: ChatConfig):
+        self.answerer = Answerer(model, config.sampling, config.device, config.raw)
         self.config = config
         self.messages: list[dict[str, str]] = []
 
     def answer(self, text: str) -> str:
         """The model's answer to ``text``, given what was said before (raw: to this text alone)."""
-        if self.config.raw:
-            prompt = self.tokenizer.prompt(text)
-        else:
-            self.messages.append({"role": "user", "content": text})
-            prompt = self.tokenizer.chat_prompt(self.messages)
+        said = {"role": "user", "content": text}
+        if not self.config.raw:
+            self.messages.append(said)
+        prompt = self.answerer.prompt([said] if self.config.raw else self.messages)
+        seed = stream(self.config.seed, len(self.messages), 2)
         try:
-            fits(self.model, [prompt], self.config.sampling)
+            answer = self.answerer.answer(prompt, seed).text
         except DataError:
             self.messages = []
             raise DataError("the conversation no longer fits the model's context; it starts anew") from None
-        seed = ppo_algorithm.stream(self.config.seed, len(self.messages), 2)
-        rollout = self.engine.generate([prompt], self.config.sampling, seed=seed)
-        answer = self.tokenizer.responses(rollout)[0]
         self.messages.append({"role": "assistant", "content": answer})
         return answer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from plaudit.algorithms.ppo import stream
-from plaudit.config import PPOConfig
+from plaudit.config import PPOConfig, falls_due
 from plaudit.data import rows as data
 from plaudit.models.arrangements import whole_reward
 from plaudit.recipes.common import fits
@@ -53,7 +53,7 @@ class Validation:
 
     def due(self, iteration: int, last: int) -> bool:
         """Every so many iterations, and at the last one."""
-        return self.measure is not None and (iteration % self.every == 0 or iteration == last)
+        return self.measure is not None and falls_due(iteration, self.every, last)
 
     @property
     def exhausted(self) -> bool:

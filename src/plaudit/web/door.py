@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import Request
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from itsdangerous import BadSignature, URLSafeTimedSerializer
+
+from plaudit.web.words import LANGUAGES, preferred
 
 COOKIE = "plaudit"
 _NAME = re.compile(r"\w(?:[\w .@-]{0,78}\w)?")
@@ -64,6 +67,39 @@ class Door:
         response.set_cookie(
             COOKIE, token, max_age=self._seconds, httponly=True, samesite="lax", secure=secure, path="/"
         )
+
+
+def ways_in(app: FastAPI, door: Door) -> None:
+    """What every page answers: a link of one's own, and the choice of the language."""
+
+    @app.get("/enter/{token}")
+    def enter_by_link(request: Request, token: str) -> Response:
+        door.admit(token)
+        response = to()
+        door.keep(response, token, secure=request.url.scheme == "https")
+        return response
+
+    @app.get("/language/{code}")
+    def language(code: str) -> Response:
+        response = to()
+        if code in LANGUAGES:
+            response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
+        return response
+
+    @app.exception_handler(Unauthorised)
+    def unauthorised(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("401", status_code=401)
+
+
+def to(place: str = "/") -> RedirectResponse:
+    """On to another page; a reload there sends nothing twice."""
+    return RedirectResponse(place, status_code=303)
+
+
+def language_of(request: Request) -> str:
+    """The language that was chosen, or that the browser asks for."""
+    language = request.cookies.get("language") or preferred(request.headers.get("accept-language", ""))
+    return language if language in LANGUAGES else "en"
 
 
 def proper_name(text: str) -> str | None:

@@ -9,6 +9,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plaudit.config import LOCAL
+
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -27,8 +29,13 @@ def guard(app: FastAPI, *, local: bool, refusal: Callable[[Request], Response | 
     further; None lets it through."""
     if local:
         # a page of another name that resolves to this machine is not this page
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[in_address(host) for host in LOCAL])
     app.add_middleware(_Guard, headers=HEADERS, refusal=refusal)
+
+
+def in_address(host: str) -> str:
+    """A host as it stands in an address: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 class _Guard:

@@ -2,7 +2,7 @@
 keys.
 
 Every change is a POST that answers with a redirect, so that reloading sends nothing twice. Left out: what is asked and
-recorded (see preferences.desk), and the server (see recipes.pages).
+recorded (see preferences.desk), and the server (see pages).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, FastAPI, Form, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
@@ -30,9 +30,9 @@ from plaudit.preferences.desk import BEST_RATING, Desk, Mode, Question, Refused,
 from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
-from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, proper_name
+from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, language_of, proper_name, to, ways_in
 from plaudit.web.guard import guard
-from plaudit.web.words import LANGUAGES, SHOWN, phrases, preferred, shown, templates, visible
+from plaudit.web.words import SHOWN, phrases, shown, templates, visible
 
 HERE = pathlib.Path(__file__).parent
 LARGEST_FORM = 64 * 1024
@@ -101,7 +101,8 @@ def labelling_app(
     if contest is not None:
         _contest_routes(app, pages, contest)
     _overview_routes(app, pages)
-    _door_routes(app, pages, programmes)
+    ways_in(app, door)
+    _name_routes(app, pages, programmes)
     return app
 
 
@@ -131,16 +132,16 @@ def _label_routes(app: FastAPI, pages: _Pages, contest: Contest | None) -> None:
         visitor = pages.known(request)
         mode = desk.asking.mode
         desk.answer(visitor.name, key, lambda count: _said(mode, count, choice, form, reason, seconds))
-        return _to("/")
+        return to()
 
     @app.post("/undo")
     def undo(request: Request) -> Response:
-        return _to("/?say=undone" if desk.undo(pages.known(request).name) else "/")
+        return to("/?say=undone" if desk.undo(pages.known(request).name) else "/")
 
     @app.post("/revise/{label}")
     def revise(request: Request, label: Id) -> Response:
         desk.revise(pages.known(request).name, label)
-        return _to("/")
+        return to()
 
     @app.get("/text/{part}")
     def text(request: Request, part: str) -> Response:
@@ -170,7 +171,7 @@ def _contest_routes(app: FastAPI, pages: _Pages, contest: Contest) -> None:
             contest.ask(asked)
         except DataError as error:
             return pages.invitation(request, contest.standing(), str(error), asked)
-        return _to("/")
+        return to()
 
 
 def _overview_routes(app: FastAPI, pages: _Pages) -> None:
@@ -195,7 +196,7 @@ def _overview_routes(app: FastAPI, pages: _Pages) -> None:
         else:
             raise Refused("not_understood")
         desk.decide(visitor.name, question, ranks)
-        return _to("/admin")
+        return to("/admin")
 
     @app.get("/export.jsonl")
     def export(request: Request) -> Response:
@@ -204,16 +205,9 @@ def _overview_routes(app: FastAPI, pages: _Pages) -> None:
         return StreamingResponse((line.encode("utf-8", "replace") for line in lines), media_type="application/x-ndjson")
 
 
-def _door_routes(app: FastAPI, pages: _Pages, programmes: Sequence[str]) -> None:
-    """Coming in, leaving, and the language."""
+def _name_routes(app: FastAPI, pages: _Pages, programmes: Sequence[str]) -> None:
+    """Coming in by one's name, and leaving."""
     door = pages.door
-
-    @app.get("/enter/{token}")
-    def enter_by_link(request: Request, token: str) -> Response:
-        door.admit(token)
-        response = _to("/")
-        door.keep(response, token, secure=request.url.scheme == "https")
-        return response
 
     @app.post("/enter")
     def enter(request: Request, name: str = Form("")) -> Response:
@@ -223,27 +217,16 @@ def _door_routes(app: FastAPI, pages: _Pages, programmes: Sequence[str]) -> None
         if proper is None or proper in programmes:
             why = "name_wrong" if proper is None else "name_taken"
             return pages.page(request, "enter.html", "who", status=400, text=pages.words(request)[why])
-        response = _to("/")
+        response = to()
         door.keep(response, door.token(proper), secure=request.url.scheme == "https")
         return response
 
     @app.post("/leave")
     def leave(request: Request) -> Response:
-        response = _to("/")
+        response = to()
         if door.open_house:
             response.delete_cookie(COOKIE)
         return response
-
-    @app.get("/language/{code}")
-    def language(request: Request, code: str) -> Response:
-        response = _to("/")
-        if code in LANGUAGES:
-            response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
-        return response
-
-
-def _to(place: str) -> RedirectResponse:
-    return RedirectResponse(place, status_code=303)
 
 
 def _said(mode: Mode, count: int, choice: str, form: dict[str, str], reason: str, seconds: str) -> Said:
@@ -304,8 +287,7 @@ class _Pages:
         return visitor
 
     def words(self, request: Request) -> dict[str, str]:
-        language = request.cookies.get("language") or preferred(request.headers.get("accept-language", ""))
-        return phrases(language if language in LANGUAGES else "en")
+        return phrases(language_of(request))
 
     def page(
         self, request: Request, template: str, heading: str, *, status: int = 200, here: str = "", **more: Any
@@ -420,10 +402,6 @@ def _refusal(request: Request, pages: _Pages) -> Response | None:
 
 def _errors(app: FastAPI, pages: _Pages) -> None:
     """Errors as pages, never as traces."""
-
-    @app.exception_handler(Unauthorised)
-    def unauthorised(request: Request, error: Exception) -> Response:
-        return PlainTextResponse("401", status_code=401)
 
     @app.exception_handler(Refused)
     def refused(request: Request, error: Refused) -> Response:

@@ -7,12 +7,13 @@ inspection.trace).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from plaudit.inspection.trace import Found, Token, columns, last_step, number, numbers, sums, term
+from plaudit.inspection.trace import Found, Step, Token, columns, last_step, number, numbers, sums, term
 from plaudit.web.words import phrases, sum_words, templates, visible
 
 STATIC = Path(__file__).with_name("static")
@@ -42,7 +43,7 @@ class Place:
     sums: dict[str, str]
     clipped: bool
     alternatives: tuple[Likely, ...]
-    steps: tuple[dict[str, str], ...]
+    steps: tuple[Step, ...]
 
 
 def shown_text(text: str) -> str:
@@ -53,7 +54,7 @@ def shown_text(text: str) -> str:
 def trace_page(found: Found, language: str = "en", *, title: str = "", inline: bool = True) -> str:
     """The page, as HTML: whole in itself, or ``inline=False`` with its style and script beside it."""
     words = phrases(language)
-    said = sum_words(language)
+    said, names = sum_words(language), columns(found)
     return (
         templates()
         .get_template("trace.html")
@@ -67,19 +68,22 @@ def trace_page(found: Found, language: str = "en", *, title: str = "", inline: b
             number=number,
             term=term,
             shown_text=shown_text,
-            names=columns(found),
-            places=[_place(found, i, said) for i in range(len(found.trace.tokens))],
-            style=Markup("\n".join((STATIC / f).read_text(encoding="utf-8") for f in ("style.css", "trace.css"))),
-            code=Markup((STATIC / "trace.js").read_text(encoding="utf-8")),
+            names=names,
+            places=[_place(found, i, names, said) for i in range(len(found.trace.tokens))],
+            style=_static("style.css", "trace.css") if inline else "",
+            code=_static("trace.js") if inline else "",
             inline=inline,
         )
     )
 
 
-def _place(found: Found, at: int, words: dict[str, str]) -> Place:
+def _static(*names: str) -> Markup:
+    return Markup("\n".join((STATIC / name).read_text(encoding="utf-8") for name in names))
+
+
+def _place(found: Found, at: int, names: Sequence[str], words: dict[str, str]) -> Place:
     token = found.trace.tokens[at]
     values = numbers(token)
-    names = columns(found)
     step = last_step(token)
     return Place(
         text=token.text,
@@ -89,18 +93,7 @@ def _place(found: Found, at: int, words: dict[str, str]) -> Place:
         sums=sums(found, at, words),
         clipped=bool(step and step.clipped),
         alternatives=_likely(token),
-        steps=tuple(
-            {
-                "update": str(s.update),
-                "ratio": number(s.ratio),
-                "clipped": words["yes"] if s.clipped else "" if s.taken else words["refused"],
-                "entropy": number(s.entropy),
-                "policy_loss": number(s.policy_loss),
-                "value": number(s.value),
-                "value_loss": number(s.value_loss),
-            }
-            for s in token.steps
-        ),
+        steps=token.steps,
     )
 
 

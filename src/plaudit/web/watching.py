@@ -1,7 +1,7 @@
 """The live page over run folders: curves, answers beside the reference's, warnings, where the time goes.
 
 The page is loaded once; then the server sends what is new, as server-sent events. Left out: what is read (see
-inspection.follow), the server and its address (see recipes.pages).
+inspection.follow), the server and its address (see pages).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
@@ -22,10 +22,10 @@ from plaudit.errors import RunError
 from plaudit.inspection import trace
 from plaudit.inspection.follow import Follower, Watched, traced_answers
 from plaudit.progress import say
-from plaudit.web.door import Door, Unauthorised
+from plaudit.web.door import Door, language_of, ways_in
 from plaudit.web.guard import guard
 from plaudit.web.trace import trace_page
-from plaudit.web.words import LANGUAGES, phrases, preferred, templates
+from plaudit.web.words import phrases, templates
 
 HERE = Path(__file__).parent
 #: seconds between looks at the folders: a run says something every few seconds at most
@@ -37,38 +37,21 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     guard(app, local=door.open_house)
+    ways_in(app, door)
     # a stream ends with its server, which says so here
     app.state.ended = lambda: False
-
-    @app.exception_handler(Unauthorised)
-    def unauthorised(request: Request, error: Exception) -> Response:
-        return PlainTextResponse("401", status_code=401)
 
     @app.exception_handler(RunError)
     def gone(request: Request, error: RunError) -> Response:
         say(str(error))
         return PlainTextResponse("404", status_code=404)
 
-    @app.get("/enter/{token}")
-    def enter(request: Request, token: str) -> Response:
-        door.admit(token)
-        response = RedirectResponse("/", status_code=303)
-        door.keep(response, token, secure=request.url.scheme == "https")
-        return response
-
-    @app.get("/language/{code}")
-    def language(code: str) -> Response:
-        response = RedirectResponse("/", status_code=303)
-        if code in LANGUAGES:
-            response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
-        return response
-
     # a stream has begun before its function runs: who asks is looked at first
     known = [Depends(door.visitor)]
 
     @app.get("/", dependencies=known)
     def page(request: Request) -> HTMLResponse:
-        t = phrases(_language(request))
+        t = phrases(language_of(request))
         told = [
             {
                 "name": run.name,
@@ -97,15 +80,10 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
         if not 0 <= run < len(runs):
             raise RunError(f"no run {run}")
         found = trace.find(runs[run].folder, step, row)
-        text = trace_page(found, _language(request), title=runs[run].name, inline=False)
+        text = trace_page(found, language_of(request), title=runs[run].name, inline=False)
         return HTMLResponse(text.encode("utf-8", "replace"))
 
     return app
-
-
-def _language(request: Request) -> str:
-    language = request.cookies.get("language") or preferred(request.headers.get("accept-language", ""))
-    return language if language in LANGUAGES else "en"
 
 
 def _data(value: Any) -> Markup:

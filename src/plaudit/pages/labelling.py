@@ -1,37 +1,21 @@
-"""Pages: the labelling page over a store, and the server that shows it."""
+"""The pages on which people say what they prefer: over a store, or between two models that answer them."""
 
 from __future__ import annotations
 
-import secrets
-import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-from fastapi import FastAPI
 from markupsafe import Markup
 
-from plaudit.config import LOCAL, CompareConfig, PageConfig
-from plaudit.errors import ConfigError, DataError, RunError
-from plaudit.inspection.follow import watched
+from plaudit.config import CompareConfig, PageConfig
+from plaudit.errors import ConfigError, DataError
+from plaudit.pages.serving import Page, serve
 from plaudit.preferences.desk import Asking, Desk
 from plaudit.preferences.store import PreferenceStore
 from plaudit.progress import say
 from plaudit.web.door import Door, proper_name
 from plaudit.web.labelling import Look, labelling_app
-from plaudit.web.watching import watching_app
 from plaudit.web.words import markdown
-
-
-@dataclass(frozen=True)
-class Page:
-    """The application, and each person's way in: (name, path), the admin last; empty where anybody may come in."""
-
-    app: FastAPI
-    ways: tuple[tuple[str, str], ...]
-    #: what to close when the page ends: a store's file is whole then, without the files beside it
-    store: PreferenceStore | None = None
 
 
 def label_page(config: PageConfig) -> Page:
@@ -97,7 +81,7 @@ def serve_compare(
     """
     page = compare_page(first, second, config)
     ways = page.ways or (("compare", "/"),)
-    _serve(page, config.host, config.port, ways, f"votes go to {config.store}", opened)
+    serve(page, config.host, config.port, ways, f"votes go to {config.store}", opened)
 
 
 def _guidelines(file: str) -> Markup | None:
@@ -137,63 +121,4 @@ def serve_labels(config: PageConfig, opened: Callable[[str], None] = lambda addr
     """
     page = label_page(config)
     ways = page.ways or (("labelling page", "/"),)
-    _serve(page, config.host, config.port, ways, "every label is on disk as soon as the page goes on", opened)
-
-
-def watch_page(runs: Sequence[str], host: str) -> Page:
-    """The live page over some runs. Served on another address than this machine's own, it needs a link.
-
-    Raises:
-        RunError: a folder is no PPO run.
-    """
-    door = Door(secrets.token_urlsafe(), open_house=host in LOCAL, days=30)
-    ways = (("watch", "/" if door.open_house else f"/enter/{door.token('watcher')}"),)
-    return Page(watching_app([watched(run) for run in runs], door), ways)
-
-
-def serve_watch(
-    runs: Sequence[str], host: str = "127.0.0.1", port: int = 8112, opened: Callable[[str], None] = lambda address: None
-) -> None:
-    """Serves the live page over some runs until Ctrl-C.
-
-    Raises:
-        RunError: the address cannot be served on, or is in use; a folder is no PPO run.
-    """
-    page = watch_page(runs, host)
-    _serve(page, host, port, page.ways, "it only reads, and goes on while training runs elsewhere", opened)
-
-
-def _serve(
-    page: Page, host: str, port: int, ways: Sequence[tuple[str, str]], note: str, opened: Callable[[str], None]
-) -> None:
-    """Serves an application, and says where and how one comes in."""
-    with _bound(host, port) as listening:
-        name = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}"
-        for who, way in ways:
-            say(f"{who}: {address}{way}")
-        say(f"{note}; Ctrl-C ends the page")
-        opened(address)
-        config = uvicorn.Config(page.app, log_level="warning", lifespan="off", timeout_graceful_shutdown=3)
-        server = uvicorn.Server(config)
-        page.app.state.ended = lambda: server.should_exit
-        try:
-            server.run(sockets=[listening])
-        finally:
-            if page.store is not None:
-                page.store.close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise RunError(f"port {port}: ports go from 0 (any that is free) to 65535")
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(128)
-        return listening
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RunError(f"{host}:{port}: cannot be served on ({why}); choose another with --port or --host") from None
+    serve(page, config.host, config.port, ways, "every label is on disk as soon as the page goes on", opened)
