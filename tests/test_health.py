@@ -81,6 +81,21 @@ def test_the_collapse_is_seen_before_all_answers_are_empty():
     assert lines[first - 1]["response_tokens"] > 5
 
 
+def test_a_noisy_judge_is_believed_only_where_it_falls_by_more_than_its_noise():
+    def told(course) -> int:
+        """In how many of 200 runs the judge, with noise of 0.08 about its course, parts from a score that rises."""
+        noise = random.Random(0)
+        runs = (
+            [{"score": i / 15 + noise.gauss(0, 0.2), "vader": course(i / 29) + noise.gauss(0, 0.08)} for i in range(30)]
+            for _ in range(200)
+        )
+        return sum(any(signs(r[:i], ["vader"]) for i in range(1, 31)) for r in runs)
+
+    assert told(lambda t: 0.3 + 0.3 * t) <= 4
+    assert told(lambda t: 0.5) <= 20
+    assert told(lambda t: 0.5 + 0.3 * min(t, 0.5) - 0.8 * max(0.0, t - 0.5)) >= 180
+
+
 def test_a_policy_that_samples_from_older_weights_has_another_first_ratio_and_that_is_no_sign():
     lines = run(30, first_log_ratio_max=lambda t: 0.5)
     assert not signs(lines, on_policy=False)

@@ -6,14 +6,21 @@ a few iterations, so that one noisy batch raises no alarm. Left out: where the n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 Lines = Sequence[dict[str, float]]
 #: iterations over which a level is taken
 SPAN = 3
 #: iterations after which something has lasted for long
 LONG = 10
+#: iterations over which a judge that only watches is averaged: few answers make its mean noisy
+WATCHED = 5
+#: how many standard errors a fall must exceed; the best of many levels is a lucky one, so it is more than for one look
+BEYOND_NOISE = 4.0
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,16 @@ def signs(lines: Lines, monitors: Sequence[str] = (), *, on_policy: bool = True)
     return [Sign(s.kind, s.seen, s.why, s.advice, step) for s in found]
 
 
-def _level(lines: Lines, key: str) -> float | None:
-    """The mean of the last few values, None where there are too few."""
-    values = [line[key] for line in lines[-SPAN:] if key in line]
-    return sum(values) / len(values) if len(values) == SPAN else None
+def _level(lines: Lines, key: str, span: int = SPAN) -> float | None:
+    """The mean of the last ``span`` values, None where there are too few."""
+    values = [line[key] for line in lines[-span:] if key in line]
+    return sum(values) / len(values) if len(values) == span else None
+
+
+def _noise(values: Sequence[float]) -> float:
+    """The standard deviation of a series around its own course: of two neighbours' difference it is √2 times that, and
+    the median of such a difference's size, which a jump or two do not move, is 0.6745 of its deviation."""
+    return median(abs(b - a) for a, b in pairwise(values)) / (0.6745 * math.sqrt(2))
 
 
 def _start(lines: Lines, key: str) -> float | None:
@@ -206,14 +219,16 @@ def _first_ratio(lines: Lines) -> Sign | None:
 
 def _parted(lines: Lines, name: str) -> Sign | None:
     """The score climbs while a judge that only watches falls from its best."""
-    if len(lines) < 2 * SPAN or not all(name in line for line in lines):
+    if len(lines) < 2 * WATCHED or not all(name in line for line in lines):
         return None
-    levels = [_level(lines[: i + 1], name) or 0.0 for i in range(SPAN - 1, len(lines))]
-    scores = [_level(lines[: i + 1], "score") or 0.0 for i in range(SPAN - 1, len(lines))]
+    upto = [lines[: i + 1] for i in range(WATCHED - 1, len(lines))]
+    levels = [_level(part, name, WATCHED) or 0.0 for part in upto]
+    scores = [_level(part, "score", WATCHED) or 0.0 for part in upto]
     best = max(range(len(levels)), key=levels.__getitem__)
-    gained = max(levels) - levels[0]
-    # noise alone moves a level by a little: what is lost must be a good part of the range that was seen
-    if scores[-1] > scores[best] and levels[best] - levels[-1] > max(0.3 * gained, 0.05 * abs(levels[best]), 0.02):
+    gained, lost = levels[best] - levels[0], levels[best] - levels[-1]
+    # what is lost must be a good part of the range that was seen, and more than the noise of two such means
+    chance = BEYOND_NOISE * _noise([line[name] for line in lines]) * math.sqrt(2 / WATCHED)
+    if scores[-1] > scores[best] and lost > max(0.3 * gained, 0.05 * abs(levels[best]), 0.02, chance):
         return Sign(
             f"parted_{name}",
             f"the score still rises and {name} falls ({levels[best]:.2f} at its best, now {levels[-1]:.2f})",
