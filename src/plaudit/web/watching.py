@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
@@ -23,7 +23,7 @@ from plaudit.errors import RunError
 from plaudit.inspection import trace
 from plaudit.inspection.follow import Follower, Watched, traced_answers
 from plaudit.progress import say
-from plaudit.web.door import Door, language_of, ways_in
+from plaudit.web.door import Door, bare_message, language_of, ways_in
 from plaudit.web.guard import guard
 from plaudit.web.trace import trace_page
 from plaudit.web.words import phrases, templates
@@ -45,7 +45,7 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     @app.exception_handler(RunError)
     def gone(request: Request, error: RunError) -> Response:
         say(str(error))
-        return PlainTextResponse("404", status_code=404)
+        return bare_message(request, phrases(language_of(request))["no_trace"], 404)
 
     # a stream has begun before its function runs: who asks is looked at first
     known = [Depends(door.visitor)]
