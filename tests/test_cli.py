@@ -301,3 +301,27 @@ def test_what_comes_from_elsewhere_is_printed_as_it_is(capsys):
     for text in ("runs/[/b]", "judge:m: [bold]", "a [x] b"):
         say(text)
         assert capsys.readouterr().out == f"{text}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["explain"], ["watch", "run", "--port", "0"]])
+def test_output_that_nobody_reads_ends_a_command_quietly(tmp_path, words):
+    """By argparse, by print, by the console: as for any other tool, the status is 128 + SIGPIPE."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"command": "ppo"}')
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "plaudit", *words]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=buffered, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_said():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "plaudit", "explain"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    _is_a_clear_error(done.returncode, done.stderr, "standard output", "No space left")

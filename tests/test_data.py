@@ -19,6 +19,7 @@ from plaudit.data import comparisons, files, reviews
 from plaudit.data.rows import demonstrations, prompts
 from plaudit.errors import DataError, ModelError
 from plaudit.tokenizer import Tokenizer
+from plaudit.types import Comparison
 
 END, PAD = 1, 0
 ROWS = [{"text": "one"}, {"text": "zwei, äöü"}, {"text": 'three "3"\nlines'}]

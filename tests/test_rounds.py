@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,20 @@ def test_prompts_that_are_all_left_out_are_a_mistake_that_is_named(cache, tmp_pa
     keys = {"model": "tiny", "prompts": "tiny/prompts", "skip": 1000, "out": str(tmp_path / "run")}
     with pytest.raises(DataError, match="lower skip"):
         plaudit.collect(build(CollectConfig, keys | {"store": str(tmp_path / "s.sqlite")}))
+
+
+@pytest.mark.parametrize(
+    "there, rounds, ways", [(11, 3, "use rounds=2 or collect.count=3"), (3, 2, "rounds=1 or"), (1, 2, "use rounds=1$")]
+)
+def test_rounds_that_need_more_prompts_than_there_are_do_not_begin(cache, tmp_path, there, rounds, ways):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"p{i}"}) + "\n" for i in range(there)))
+    few = config(tmp_path / "run", rounds=rounds)
+    few = few.model_copy(update={"collect": few.collect.model_copy(update={"prompts": str(prompts)})})
+    with pytest.raises(DataError, match=ways) as refused:
+        plaudit.quickstart(few)
+    assert f"holds {there} prompts" in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_the_rounds_set_themselves_is_refused():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +31,31 @@ STAGES: dict[str, tuple[type[configs.RunConfig], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0, 1 for a check that failed, 2 for a user's mistake, 130 after Ctrl-C."""
+    """Runs a command; the exit status is 0, 1 for a check that failed, 2 for a user's mistake, 130 after Ctrl-C, 141
+    where nobody reads the output any more."""
+    try:
+        return _main(argv)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Writes what is still to be written; were it left to Python's end, an error could no more be dealt with.
+
+    Raises:
+        SystemExit: it cannot be written.
+    """
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(141) from None
+        print(f"plaudit: standard output: cannot be written ({error.strerror})", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = _parse(argv)
     if arguments.command is None:
         _parser().print_help()

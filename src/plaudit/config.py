@@ -446,12 +446,17 @@ class ValidationConfig(Frozen):
 
 
 def falls_due(iteration: int, every: int, last: int) -> bool:
-    """Every so many iterations, and at the last one."""
+    """Every so many iterations, and at ``last``: validation.patience may end a run before it."""
     return iteration % every == 0 or iteration == last
 
 
 class TraceConfig(Frozen):
-    every: int = Field(5, ge=1, description="iterations between traces; the first and the last are traced anyway")
+    every: int = Field(
+        5,
+        ge=1,
+        description="iterations between traces; the first is traced anyway, and the last unless validation.patience "
+        "stops the run before it",
+    )
     answers: int = Field(4, ge=0, description="of each such iteration, this many answers token by token; 0: none")
     alternatives: int = Field(5, ge=1, le=50, description="likeliest tokens kept in each token's place")
 
@@ -462,7 +467,12 @@ class TraceConfig(Frozen):
 
 class ProbeConfig(Frozen):
     prompts: int = Field(4, ge=0, description="the first so many prompts are answered over and over; 0: off")
-    every: int = Field(10, ge=1, description="iterations between such answers; the start and the end have them anyway")
+    every: int = Field(
+        10,
+        ge=1,
+        description="iterations between such answers; they are given at the start anyway, and at the end unless "
+        "validation.patience stops the run before it",
+    )
 
 
 class FunctionsConfig(Frozen):

@@ -11,7 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-console = Console(highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # as for any other output that nobody reads: the command says what becomes of it
+        raise BrokenPipeError
+
+
+console = _Console(highlight=False)
 
 
 class Bar:

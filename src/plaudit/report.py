@@ -122,9 +122,10 @@ def read_stages(folder: Path) -> tuple[Stage, dict[str, Stage]]:
     if top is None:
         raise RunError(f"{folder}: is no run folder; it has no config.json, which every command writes to its out=…")
     if top.command == "quickstart":
-        from plaudit.runs import stage_folder
+        from plaudit.runs import newest_round
 
-        places = {name: stage_folder(folder, name) for name in STAGES}
+        here = newest_round(folder)
+        places = {name: here / name for name in STAGES} | {"sft": folder / "sft"}
         return top, {name: _stage(place, name) or Stage(name, place) for name, place in places.items()}
     if top.command not in STAGES | APART:
         raise RunError(f"{folder}: is no run folder; its config.json names no command of plaudit")

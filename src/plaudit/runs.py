@@ -136,11 +136,11 @@ def _checkpoints():
     return checkpoint
 
 
-def stage_folder(quickstart: Path, stage: str) -> Path:
-    """Where a quickstart keeps a stage: in its newest round that has begun it, where it goes several rounds."""
+def newest_round(quickstart: Path) -> Path:
+    """Where a quickstart keeps its stages, SFT apart: the newest round that has begun one, where it goes several
+    rounds. What is shown of a quickstart is of one round; a stage that is not there yet has not begun."""
     rounds = sorted(quickstart.glob("round-*"), key=lambda path: (len(path.name), path.name))
-    found = [path / stage for path in rounds if (path / stage / "config.json").exists()]
-    return found[-1] if found else quickstart / stage
+    return next((path for path in reversed(rounds) if any(path.glob("*/config.json"))), quickstart)
 
 
 def trace_place(step: int) -> str:

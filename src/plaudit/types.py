@@ -151,12 +151,12 @@ class Weights(Rows):
     """What each place of a batch counts in a mean, f32 (B, S) or (B,): a sum of values times these is the mean, however
     the rows are divided. ``main`` is for the loss, ``of_values`` for a value loss, ``places`` for what is measured."""
 
-    main: Float[Tensor, B * S]
-    of_values: Float[Tensor, B * S]
-    places: Float[Tensor, B * S]
+    main: Float[Tensor, " B *S"]
+    of_values: Float[Tensor, " B *S"]
+    places: Float[Tensor, " B *S"]
 
     @classmethod
-    def alike(cls, weights: Float[Tensor, B * S]) -> Self:
+    def alike(cls, weights: Float[Tensor, " B *S"]) -> Self:
         return cls(weights, weights, weights)
 
     def cut(self, width: int) -> Self:

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from markupsafe import escape
 
 from plaudit.config import PageConfig
 from plaudit.pages.labelling import label_page
+from plaudit.pages.watching import watch_page
 from plaudit.preferences.desk import Asking, Desk, Said
 from plaudit.preferences.store import PreferenceStore
 from plaudit.types import Answer, Comparison
+from plaudit.web.words import phrases
 
 HOSTILE = [
     "<script>document.title='taken'</script>",
@@ -40,6 +43,12 @@ def filled(path: Path, count: int = 6, k: int = 2) -> str:
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     return filled(tmp_path / "s.sqlite")
+
+
+def _run(folder: Path) -> Path:
+    """A run folder that can be watched."""
+    (folder / "config.json").write_text('{"command": "ppo"}')
+    return folder
 
 
 def browser(app: FastAPI) -> TestClient:
@@ -371,7 +380,7 @@ def test_links_let_in_whom_they_name_and_nobody_else(store):
     stranger = browser(made.app)
     for path in ("/", "/mine", "/admin", "/export.jsonl", "/enter/abc", "/text/1"):
         response = stranger.get(path)
-        assert (response.status_code, response.text) == (401, "401")
+        assert response.status_code == 401 and "Ask whoever runs the page" in response.text
     assert stranger.post("/enter", data={"name": "ann"}).status_code == 401
     assert stranger.post("/answer", data={"key": "x", "choice": "1"}).status_code == 401
     ann = browser(made.app)
@@ -466,9 +475,42 @@ def test_an_empty_store_says_how_to_fill_it(tmp_path):
     assert "plaudit collect" in page(str(tmp_path / "s.sqlite")).get("/").text
 
 
-def test_an_unknown_page_is_one_in_words(store):
-    response = page(store).get("/nowhere")
-    assert response.status_code == 404 and "There is no such page" in response.text
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("kind", ["label", "label by link", "watch", "watch by link"])
+def test_what_is_refused_is_said_on_a_page_in_the_readers_language(store, tmp_path, kind, language):
+    """By every page alike, with what to do and nothing of the store, the run or the token."""
+    by_link = kind.endswith("link")
+    if kind.startswith("label"):
+        made = label_page(PageConfig(store=store, people=["ann"] if by_link else []))
+        refused = {"/mine": (401, "no_link" if by_link else "no_name"), "/nowhere": (404, "unknown_page")}
+    else:
+        made = watch_page([str(_run(tmp_path))], "0.0.0.0" if by_link else "127.0.0.1")
+        refused = {"/nowhere": (404, "unknown_page")}
+        refused["/trace/0/1/0"] = (401, "no_link") if by_link else (404, "no_trace")
+        refused |= {} if by_link else {"/trace/x/y/z": (400, "not_understood")}
+    if by_link:
+        refused["/enter/abcde"] = (401, "no_link")
+    client = browser(made.app)
+    for path, (status, why) in refused.items():
+        answer = client.get(path, headers={"accept-language": language})
+        assert answer.status_code == status and escape(phrases(language)[why]) in answer.text, path
+        assert f'<html lang="{language}">' in answer.text
+        assert str(tmp_path) not in answer.text and "abcde" not in answer.text
+
+
+def test_pages_on_one_machine_do_not_sign_each_other_out(store, tmp_path):
+    """A browser sends a host's cookies to all its ports."""
+    pages = [
+        label_page(PageConfig(store=store, people=["ann"])),
+        label_page(PageConfig(store=filled(tmp_path / "other.sqlite"), people=["ann"])),
+        watch_page([str(_run(tmp_path))], "0.0.0.0"),
+    ]
+    cookies = None
+    for way_in in (True, False):
+        for port, made in enumerate(pages, 8111):
+            client = TestClient(made.app, base_url=f"http://127.0.0.1:{port}", cookies=cookies)
+            assert client.get(made.ways[0][1] if way_in else "/").status_code == 200
+            cookies = client.cookies
 
 
 def test_a_store_that_fails_is_said_without_details(store, monkeypatch):

@@ -7,6 +7,8 @@ import math
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from tiny_runs import config
 
 import plaudit
 from plaudit.cli import main
-from plaudit.inspection.follow import Follower
+from plaudit.inspection.follow import FILES, PIECE, Follower, News, watched
 from plaudit.pages.watching import watch_page
+from plaudit.report import STAGES, read_stages
 from plaudit.runs import read_jsonl
 
 
@@ -53,7 +56,7 @@ class Stream:
 
 def test_each_line_is_told_once_and_a_torn_one_when_it_is_whole(tmp_path):
     run = folder(tmp_path, metrics=[{"step": 1}])
-    follower = Follower(run)
+    follower = Follower(watched(run))
     first = {n.kind: n for n in follower.news()}
     assert first["metrics"].lines == [{"step": 1}] and first["metrics"].anew
     assert not list(follower.news())
@@ -67,18 +70,90 @@ def test_each_line_is_told_once_and_a_torn_one_when_it_is_whole(tmp_path):
 
 def test_what_a_resumed_run_takes_back_is_told_anew(tmp_path):
     run = folder(tmp_path, metrics=[{"step": 1}, {"step": 2}])
-    follower = Follower(run)
+    follower = Follower(watched(run))
     list(follower.news())
     scratch = run / "other"
     scratch.write_text('{"step": 1}\n')
     scratch.replace(run / "metrics.jsonl")
     assert [(n.lines, n.anew) for n in follower.news()] == [([{"step": 1}], True)]
+    scratch.write_text("")
+    scratch.replace(run / "metrics.jsonl")
+    assert [(n.lines, n.anew) for n in follower.news()] == [([], True)]
+
+
+def test_a_long_run_is_told_in_pieces_and_keeps_nobody_waiting(tmp_path, monkeypatch):
+    lines = [{"step": i, "note": "x" * 1000} for i in range(4 * PIECE // 1000)]
+    run = folder(tmp_path, metrics=lines)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"st')
+    pieces = [n for n in Follower(watched(run)).news() if n.kind == "metrics"]
+    assert [line for piece in pieces for line in piece.lines] == lines
+    assert [piece.anew for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert max(len(json.dumps(piece.lines)) for piece in pieces) < 1.5 * PIECE
+
+    # a disk that answers only after somebody else has asked for the page
+    asked = threading.Event()
+
+    def slow(self: Follower) -> Iterator[News]:
+        asked.wait(30)
+        yield from ()
+
+    monkeypatch.setattr(Follower, "news", slow)
+    with served(watch_page([str(run)], "127.0.0.1").app) as port:
+        Stream(port)
+        other = HTTPConnection("127.0.0.1", port, timeout=10)
+        other.request("GET", "/")
+        assert other.getresponse().status == 200
+        asked.set()
+
+
+def test_traces_are_told_with_their_iterations(tmp_path):
+    run = folder(tmp_path, metrics=[{"step": 1}])
+    follower = Follower(watched(run))
+    list(follower.news())
+    (run / "traces").mkdir()
+    (run / "traces" / "iteration-000002.json").write_text("{}")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2}\n')
+    assert [n.lines[0]["traced"] for n in follower.news() if n.kind == "state"] == [[2]]
+
+
+def test_a_quickstart_is_followed_from_round_to_round(tmp_path):
+    """Of one round at a time: what has not begun in it is not there yet, whatever the round before has."""
+    run = tmp_path / "quick"
+
+    def stage(place: str, command: str, **files: str) -> None:
+        (run / place).mkdir(parents=True)
+        (run / place / "config.json").write_text(json.dumps({"command": command}))
+        for kind, text in files.items():
+            (run / place / f"{kind}.jsonl").write_text(text)
+
+    stage("", "quickstart")
+    stage("sft", "sft")
+    stage("round-1/ppo", "ppo", metrics='{"step": 1}\n', samples='{"step": 1}\n')
+    stage("round-1/evaluate", "evaluate")
+    follower = Follower(watched(run))
+    assert {n.kind: n.lines for n in follower.news()}["metrics"] == [{"step": 1}]
+
+    # its store is there before its first stage begins
+    (run / "round-2").mkdir()
+    assert not list(follower.news()) and read_stages(run)[1]["evaluate"].state == "not finished"
+    stage("round-2/collect", "collect")
+    told = {n.kind: n for n in follower.news()}
+    assert all(told[kind].anew and not told[kind].lines for kind in FILES)
+    assert told["state"].lines[0]["folder"] == str(run / "round-2" / "ppo")
+    stages = read_stages(run)[1]
+    begun = {name: stage.state != "not begun" for name, stage in stages.items()}
+    assert begun == dict.fromkeys(STAGES, False) | {"sft": True, "collect": True}
+
+    stage("round-2/ppo", "ppo", metrics='{"step": 7}\n')
+    assert [n.lines for n in follower.news() if n.kind == "metrics"] == [[{"step": 7}]]
 
 
 def test_a_line_that_is_no_number_or_no_object_does_not_stop_the_page(tmp_path):
     run = folder(tmp_path)
     (run / "metrics.jsonl").write_bytes(b'{"step": 1, "kl": NaN}\n\xff\xfe\n[1]\n{"step": 2, "kl": Infinity}\n')
-    lines = next(n.lines for n in Follower(run).news() if n.kind == "metrics")
+    lines = next(n.lines for n in Follower(watched(run)).news() if n.kind == "metrics")
     assert [line["step"] for line in lines] == [1, 2]
     assert not any(isinstance(line["kl"], float) and not math.isfinite(line["kl"]) for line in lines)
 
@@ -87,7 +162,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others_alone(tmp_path):
     run = folder(tmp_path, samples=[{"step": 1}])
     (run / "metrics.jsonl").mkdir()
     (run / "events.jsonl").write_text("[" * 100_000 + "\n" + '{"kind": "warning"}\n')
-    told = {n.kind: n.lines for n in Follower(run).news()}
+    told = {n.kind: n.lines for n in Follower(watched(run)).news()}
     assert told["samples"] == [{"step": 1}] and told["events"] == [{"kind": "warning"}] and "metrics" not in told
 
 
@@ -102,12 +177,12 @@ def test_a_page_hears_what_was_and_what_comes_and_the_end(tmp_path):
     with served(watch_page([str(run)], "127.0.0.1").app) as port:
         stream = Stream(port)
         assert stream.next() == {"run": 0, "kind": "metrics", "lines": [{"step": 1, "score": 0.5}], "anew": True}
-        assert stream.next()["lines"] == [{"finished": False, "traced": []}]
+        assert stream.next()["lines"] == [{"folder": str(run), "finished": False, "traced": []}]
         with (run / "metrics.jsonl").open("a") as file:
             file.write('{"step": 2}\n')
         assert stream.next() == {"run": 0, "kind": "metrics", "lines": [{"step": 2}], "anew": False}
         (run / "summary.json").write_text("{}")
-        assert stream.next()["lines"] == [{"finished": True, "traced": []}]
+        assert stream.next()["lines"] == [{"folder": str(run), "finished": True, "traced": []}]
 
 
 def test_a_quickstart_is_watched_before_its_ppo_has_begun(tmp_path):

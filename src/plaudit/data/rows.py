@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,15 @@ def prompts(
     if not found:
         raise DataError(f"{source}: no prompts in it")
     return found, Counted(len(found), cut)
+
+
+def count_prompts(source: str, most: int) -> int:
+    """How many prompts there are, counted up to ``most``; what is in them is not looked at.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
+    return sum(1 for _ in itertools.islice(_prompt_rows(source), most))
 
 
 TINY_PROMPTS = tuple(

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from plaudit.errors import RunError
-from plaudit.runs import read_json, stage_folder, traced_steps
+from plaudit.runs import newest_round, read_json, traced_steps
 
 #: the files that are followed, by the kind of their lines
 FILES = {"metrics": "metrics.jsonl", "samples": "samples.jsonl", "probes": "probes.jsonl", "events": "events.jsonl"}
+#: bytes of a file that are told at once, so that a long run neither fills memory nor keeps others waiting
+PIECE = 2**20
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,36 @@ class _Place:
 
 @dataclass
 class Follower:
-    """Reads one run folder, each line once."""
+    """Reads one run, each line once; goes on to a quickstart's next round when that begins."""
 
-    folder: Path
+    run: Watched
+    _folder: Path | None = None
     _places: dict[str, _Place] = field(default_factory=dict)
-    _state: dict[str, Any] | None = None
+    _state: dict[str, Any] = field(default_factory=dict)
 
     def news(self) -> Iterator[News]:
-        """What is new since the last call; at the first, everything."""
+        """What is new since the last call, a piece at a time; at the first, everything."""
+        folder = self.run.folder
+        if folder != self._folder:
+            if self._folder is not None:
+                # nothing of the round before is this one's
+                yield from (News(kind, [], True) for kind in FILES)
+            self._folder, self._places, self._state = folder, {}, {}
+        traced = self._state.get("traced")
         for kind, name in FILES.items():
-            if found := self._read(kind, self.folder / name):
+            for found in self._read(kind, folder / name):
+                if kind == "metrics":
+                    traced = None
                 yield found
-        state = {"finished": (self.folder / "summary.json").exists(), "traced": traced_steps(self.folder)}
+        if traced is None:
+            # looked up with new metrics only: an iteration's traces are there before its metrics are
+            traced = traced_steps(folder)
+        state = {"folder": str(folder), "finished": (folder / "summary.json").exists(), "traced": traced}
         if state != self._state:
             self._state = state
             yield News("state", [state], True)
 
-    def _read(self, kind: str, path: Path) -> News | None:
+    def _read(self, kind: str, path: Path) -> Iterator[News]:
         place = self._places.setdefault(kind, _Place())
         try:
             with path.open("rb") as file:
@@ -65,18 +80,22 @@ class Follower:
                 anew = status.st_ino != place.inode or status.st_size < place.offset
                 if anew:
                     place.inode, place.offset = status.st_ino, 0
-                if status.st_size == place.offset:
-                    return None
                 file.seek(place.offset)
-                text = file.read()
+                torn = False
+                while not torn and (parts := file.readlines(PIECE)):
+                    # the last line may still be in the writing
+                    torn = not parts[-1].endswith(b"\n")
+                    whole = parts[:-1] if torn else parts
+                    place.offset += sum(map(len, whole))
+                    lines = [line for part in whole if (line := _object(part)) is not None]
+                    if lines:
+                        yield News(kind, lines, anew)
+                        anew = False
         except OSError:
             # not there yet, or not to be read now: the other files and runs go on
-            return None
-        # the last line may still be in the writing
-        whole = text.rfind(b"\n") + 1
-        place.offset += whole
-        lines = [line for part in text[:whole].split(b"\n") if (line := _object(part)) is not None]
-        return News(kind, lines, anew) if lines or anew else None
+            return
+        if anew:
+            yield News(kind, [], True)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
@@ -89,11 +108,18 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Watched:
-    """A run that can be watched: its name, its folder, and its configuration."""
+    """A run that can be watched: its name, the folder that was named (of a PPO run, or of a quickstart), and the PPO
+    run's configuration."""
 
     name: str
-    folder: Path
+    named: Path
+    quickstart: bool
     config: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The PPO run's folder now: a quickstart goes from one round to the next."""
+        return newest_round(self.named) / "ppo" if self.quickstart else self.named
 
 
 def watched(folder: str | Path) -> Watched:
@@ -107,10 +133,10 @@ def watched(folder: str | Path) -> Watched:
     if config is None:
         raise RunError(f"{folder}: is no run folder (no config.json there); give the out=… of a PPO run")
     if config.get("command") == "quickstart":
-        return Watched(str(folder), stage_folder(folder, "ppo"), _section(config, "ppo"))
+        return Watched(str(folder), folder, True, _section(config, "ppo"))
     if config.get("command") != "ppo":
         raise RunError(f"{folder}: was made by `plaudit {config.get('command')}`; give a PPO run's folder")
-    return Watched(str(folder), folder, config)
+    return Watched(str(folder), folder, False, config)
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Probes:
         return cls(config, made, tokenizer, prompts[: config.probe.prompts])
 
     def due(self, iteration: int) -> bool:
-        """Before the first iteration (0), every so many, and after the last."""
+        """Before the first iteration (0), every so many, and after the last one of the configuration."""
         return bool(self.prompts) and falls_due(iteration, self.config.probe.every, self.config.iterations)
 
     def look(self, run: Run) -> None:

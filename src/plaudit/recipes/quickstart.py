@@ -10,7 +10,8 @@ from typing import Any
 
 from plaudit import device as devices
 from plaudit.config import QuickstartConfig
-from plaudit.errors import Interrupted
+from plaudit.data import rows as data
+from plaudit.errors import DataError, Interrupted
 from plaudit.models.load import locate
 from plaudit.progress import clock, say
 from plaudit.recipes.common import Summary, save
@@ -27,6 +28,8 @@ from plaudit.runs import Run
 def quickstart(config: QuickstartConfig, *, resume: bool = False) -> Summary:
     """SFT, answers, labels, reward model, PPO, evaluation, report: the whole way on real text."""
     locate(config.model)
+    if config.rounds > 1 and not resume:
+        _enough_prompts(config)
     run = Run.open("quickstart", config, resume=resume)
     if run.summary is not None:
         say(f"{run.folder}: this run is finished; nothing to do")
@@ -68,6 +71,24 @@ ROUND: dict[str, tuple[str, Callable[..., Summary]]] = {
     "ppo": ("PPO", ppo),
     "evaluate": ("evaluation", evaluate),
 }
+
+
+def _enough_prompts(config: QuickstartConfig) -> None:
+    """
+    Raises:
+        DataError: the rounds ask for more prompts than there are, since each takes new ones.
+    """
+    source, each = config.collect.prompts, config.collect.count
+    needed = each * config.rounds
+    there = data.count_prompts(source, needed)
+    if there < needed:
+        ways = [f"rounds={max(1, there // each)}"]
+        if fewer := there // config.rounds:
+            ways.append(f"collect.count={fewer}")
+        raise DataError(
+            f"{source}: holds {there} prompts, and {config.rounds} rounds with collect.count={each} take {needed}; "
+            f"use {' or '.join(ways)}"
+        )
 
 
 def _round(config: QuickstartConfig, number: int, out: Path) -> dict[str, Any]:

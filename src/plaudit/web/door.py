@@ -1,19 +1,20 @@
-"""Who may come in: signed links for a team, names for one machine; and which requests are refused."""
+"""Who may come in: signed links for a team, names for one machine; which requests are refused, and in what words."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
 from itsdangerous import BadSignature, URLSafeTimedSerializer
+from starlette.exceptions import HTTPException
 
-from plaudit.web.words import LANGUAGES, preferred
+from plaudit.web.words import LANGUAGES, phrases, preferred, templates
 
-COOKIE = "plaudit"
 _NAME = re.compile(r"\w(?:[\w .@-]{0,78}\w)?")
 
 
@@ -56,27 +57,53 @@ class Door:
             Unauthorised: a token is needed, and there is no good one.
         """
         try:
-            found = self.admit(request.cookies.get(COOKIE, ""))
+            found = self.admit(request.cookies.get(_cookie(request), ""))
         except Unauthorised:
             if self.open_house:
                 return None
             raise
         return Visitor(found.name, True) if self.open_house else found
 
-    def keep(self, response: Any, token: str, *, secure: bool) -> None:
+    def keep(self, request: Request, response: Response, token: str) -> None:
+        """Lets the browser that asked come in from now on."""
         response.set_cookie(
-            COOKIE, token, max_age=self._seconds, httponly=True, samesite="lax", secure=secure, path="/"
+            _cookie(request),
+            token,
+            max_age=self._seconds,
+            httponly=True,
+            samesite="lax",
+            secure=request.url.scheme == "https",
         )
 
+    def forget(self, request: Request, response: Response) -> None:
+        response.delete_cookie(_cookie(request))
 
-def ways_in(app: FastAPI, door: Door) -> None:
-    """What every page answers: a link of one's own, and the choice of the language."""
+
+def _cookie(request: Request) -> str:
+    """A cookie goes to every port of its host, so pages on one machine have each a name for theirs."""
+    _, port = request.scope["server"]
+    return f"plaudit-{port}"
+
+
+#: makes a page of a text and a status
+Message = Callable[[Request, str, int], Response]
+
+
+def bare_message(request: Request, text: str, status: int) -> Response:
+    """A page that says why nothing came of a request, and nothing else."""
+    t = phrases(language_of(request))
+    page = templates().get_template("message.html").render(t=t, heading=t["refused"], text=text, warn=True)
+    return HTMLResponse(page, status_code=status)
+
+
+def ways_in(app: FastAPI, door: Door, message: Message = bare_message) -> None:
+    """What every page answers: a link of one's own, the choice of the language, and what it refuses."""
 
     @app.get("/enter/{token}")
     def enter_by_link(request: Request, token: str) -> Response:
         door.admit(token)
         response = to()
-        door.keep(response, token, secure=request.url.scheme == "https")
+        door.keep(request, response, token)
         return response
 
     @app.get("/language/{code}")
@@ -86,9 +113,15 @@ def ways_in(app: FastAPI, door: Door) -> None:
             response.set_cookie("language", code, max_age=365 * 86400, samesite="lax")
         return response
 
-    @app.exception_handler(Unauthorised)
-    def unauthorised(request: Request, error: Exception) -> Response:
-        return PlainTextResponse("401", status_code=401)
+    def refuse(kind: type[Exception], why: str, status: int) -> None:
+        @app.exception_handler(kind)
+        def refused(request: Request, error: Exception) -> Response:
+            text = phrases(language_of(request))[why]
+            return message(request, text, getattr(error, "status_code", status))
+
+    refuse(Unauthorised, "no_name" if door.open_house else "no_link", 401)
+    refuse(HTTPException, "unknown_page", 404)
+    refuse(RequestValidationError, "not_understood", 400)
 
 
 def to(place: str = "/") -> RedirectResponse:

@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, FastAPI, Form, Path, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
@@ -30,7 +29,7 @@ from plaudit.preferences.desk import BEST_RATING, Desk, Mode, Question, Refused,
 from plaudit.preferences.exchange import exported
 from plaudit.progress import say
 from plaudit.types import ranked
-from plaudit.web.door import COOKIE, Door, Unauthorised, Visitor, from_elsewhere, language_of, proper_name, to, ways_in
+from plaudit.web.door import Door, Unauthorised, Visitor, from_elsewhere, language_of, proper_name, to, ways_in
 from plaudit.web.guard import guard
 from plaudit.web.words import SHOWN, phrases, shown, templates, visible
 
@@ -101,7 +100,7 @@ def labelling_app(
     if contest is not None:
         _contest_routes(app, pages, contest)
     _overview_routes(app, pages)
-    ways_in(app, door)
+    ways_in(app, door, pages.message)
     _name_routes(app, pages, programmes)
     return app
 
@@ -218,14 +217,14 @@ def _name_routes(app: FastAPI, pages: _Pages, programmes: Sequence[str]) -> None
             why = "name_wrong" if proper is None else "name_taken"
             return pages.page(request, "enter.html", "who", status=400, text=pages.words(request)[why])
         response = to()
-        door.keep(response, door.token(proper), secure=request.url.scheme == "https")
+        door.keep(request, response, door.token(proper))
         return response
 
     @app.post("/leave")
     def leave(request: Request) -> Response:
         response = to()
         if door.open_house:
-            response.delete_cookie(COOKIE)
+            door.forget(request, response)
         return response
 
 
@@ -411,14 +410,6 @@ def _errors(app: FastAPI, pages: _Pages) -> None:
     def failed(request: Request, error: PlauditError) -> Response:
         say(str(error))
         return PlainTextResponse(pages.words(request)["store_fails"], status_code=503)
-
-    @app.exception_handler(HTTPException)
-    def absent(request: Request, error: HTTPException) -> Response:
-        return pages.message(request, pages.words(request)["unknown_page"], error.status_code)
-
-    @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> Response:
-        return pages.message(request, pages.words(request)["not_understood"], 400)
 
 
 def _short(text: str, most: int = 300) -> str:

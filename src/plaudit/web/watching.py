@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from markupsafe import Markup
+from starlette.concurrency import iterate_in_threadpool
 
 from plaudit.errors import RunError
 from plaudit.inspection import trace
 from plaudit.inspection.follow import Follower, Watched, traced_answers
 from plaudit.progress import say
-from plaudit.web.door import Door, language_of, ways_in
+from plaudit.web.door import Door, bare_message, language_of, ways_in
 from plaudit.web.guard import guard
 from plaudit.web.trace import trace_page
 from plaudit.web.words import phrases, templates
@@ -44,7 +45,7 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
     @app.exception_handler(RunError)
     def gone(request: Request, error: RunError) -> Response:
         say(str(error))
-        return PlainTextResponse("404", status_code=404)
+        return bare_message(request, phrases(language_of(request))["no_trace"], 404)
 
     # a stream has begun before its function runs: who asks is looked at first
     known = [Depends(door.visitor)]
@@ -67,12 +68,13 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
 
     @app.get("/events", response_class=EventSourceResponse, dependencies=known)
     async def events() -> AsyncIterator[ServerSentEvent]:
-        followers = [Follower(run.folder) for run in runs]
+        followers = [Follower(run) for run in runs]
         while not app.state.ended():
-            for number, follower in enumerate(followers):
-                for news in follower.news():
-                    said = {"run": number, "kind": news.kind, "lines": news.lines, "anew": news.anew}
-                    yield ServerSentEvent(data=said)
+            # in a thread: files may be long or far away, and other visitors are not to wait for them
+            async for told in iterate_in_threadpool(_told(followers)):
+                yield ServerSentEvent(raw_data=told)
+                if app.state.ended():
+                    return
             await asyncio.sleep(PAUSE)
 
     @app.get("/trace/{run}/{step}/{row}", dependencies=known)
@@ -84,6 +86,13 @@ def watching_app(runs: Sequence[Watched], door: Door) -> FastAPI:
         return HTMLResponse(text.encode("utf-8", "replace"))
 
     return app
+
+
+def _told(followers: Sequence[Follower]) -> Iterator[str]:
+    """What is new in the runs, as JSON."""
+    for number, follower in enumerate(followers):
+        for news in follower.news():
+            yield json.dumps({"run": number, "kind": news.kind, "lines": news.lines, "anew": news.anew})
 
 
 def _data(value: Any) -> Markup:

@@ -117,7 +117,7 @@
       bar.setAttribute("aria-label", t.watch_progress);
       const words = run.state.finished ? t.watch_finished : !step ? t.watch_waiting
         : say(t.watch_left, { time: left >= 120 ? `${Math.round(left / 60)} min` : `${left} s` });
-      return make("div", { class: "state panel" }, make("span", { class: "name" }, swatch(i), run.name), bar,
+      return make("div", { class: "state panel" }, make("span", { class: "name" }, swatch(i), run.state.folder || run.name), bar,
         make("span", { textContent: say(t.watch_step, { step, all: run.iterations || "?" }) }), make("span", { class: "soft", textContent: words }));
     }));
   }
